@@ -8,6 +8,7 @@
 
 pub mod dtype;
 pub mod op;
+pub mod reduce;
 pub mod schedule;
 pub mod signature;
 
