@@ -6,6 +6,7 @@
 //! and the cost model predict its time, the runtime executes it. The only `unsafe`
 //! code is in the reduction kernels ([`reduce`]).
 
+pub mod algorithm;
 pub mod dtype;
 pub mod op;
 pub mod reduce;

@@ -1,8 +1,12 @@
+use std::fmt;
+use std::ops::Range;
+
 /// Memory that a step works on.
 ///
 /// `Input` and `Output` are the user's. They are the pieces of a rank one after the
 /// other, in rank order. `AllReduce`, `Reduce` and `Broadcast` work in `Output` alone:
-/// the executor has put the input there.
+/// the executor has put the input there, and a rank that is not the root of a `Reduce`
+/// finds it unchanged afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
     /// What the rank brings; read only.
@@ -22,4 +26,61 @@ pub struct Chunk {
     pub offset: u64,
     /// Number of elements.
     pub count: u64,
+}
+
+impl Chunk {
+    /// The elements `range` of `buffer`.
+    pub fn new(buffer: Buffer, range: Range<u64>) -> Chunk {
+        Chunk {
+            buffer,
+            offset: range.start,
+            count: range.end - range.start,
+        }
+    }
+
+    /// One past the last element.
+    pub fn end(&self) -> u64 {
+        self.offset + self.count
+    }
+
+    /// The part that starts `skip` elements in and has at most `limit` elements.
+    pub fn part(&self, skip: u64, limit: u64) -> Chunk {
+        let skip = skip.min(self.count);
+        Chunk {
+            buffer: self.buffer,
+            offset: self.offset + skip,
+            count: (self.count - skip).min(limit),
+        }
+    }
+
+    /// The parts of at most `limit` elements that make up the chunk; none for an empty one.
+    pub fn parts(self, limit: u64) -> impl Iterator<Item = Chunk> {
+        (0..self.count.div_ceil(limit)).map(move |index| self.part(index * limit, limit))
+    }
+
+    /// Whether both have an element in common.
+    pub fn overlaps(&self, other: &Chunk) -> bool {
+        self.buffer == other.buffer
+            && self.count > 0
+            && other.count > 0
+            && self.offset < other.end()
+            && other.offset < self.end()
+    }
+}
+
+impl fmt::Display for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Buffer::Input => "input",
+            Buffer::Output => "output",
+            Buffer::Scratch => "scratch",
+        })
+    }
+}
+
+/// As `output[4..8]`.
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}..{}]", self.buffer, self.offset, self.end())
+    }
 }

@@ -6,35 +6,35 @@
 //! it lets a later step change the chunk. A receive may be posted early when no step
 //! before it touches its chunk. The k-th send from rank a to rank b is met by the
 //! k-th receive (of either kind) at b from a, and has the same count.
+//!
+//! Every plan of this crate holds with [`IN_FLIGHT`] messages of buffer for each ordered
+//! pair of ranks: a send may wait while that many messages to the same rank have not
+//! been received, and nothing deadlocks. [`verify`] proves it.
 
 mod chunk;
+mod pieces;
+mod request;
 mod step;
+pub mod verify;
+
+use std::fmt;
 
 pub use chunk::{Buffer, Chunk};
+pub use pieces::Pieces;
+pub use request::{Request, RequestError};
 pub use step::Step;
 
-use crate::Kind;
+/// Messages on their way from one rank to another that an executor must be able to hold
+/// for the plans of this crate not to deadlock.
+pub const IN_FLIGHT: usize = 3;
 
-/// What a planner is asked for. Counts are in elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// The collective.
-    pub kind: Kind,
-    /// Number of ranks in the group.
-    pub ranks: u32,
-    /// Root rank, for `Broadcast`, `Reduce`, `Gather` and `Scatter`.
-    pub root: u32,
-    /// Elements of each piece. `AllReduce`, `Reduce` and `Broadcast` have one piece;
-    /// `AllGather`, `ReduceScatter`, `Gather` and `Scatter` one for each rank, in rank
-    /// order. `Barrier` has none. Uniform pieces may be given as one entry
-    /// for all ranks. `AllToAll` is uniform here; uneven exchanges are planned
-    /// by the runtime from its own splits.
-    pub counts: Vec<u64>,
-    /// Bytes an element.
-    pub element_size: u32,
-    /// Largest message, in elements; larger transfers are cut into several, so that a
-    /// receiver can reduce one while the next is on its way. At least 1.
-    pub max_message: u64,
+/// What one rank does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankPlan {
+    /// Elements of scratch memory that the steps use.
+    pub scratch: u64,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
 }
 
 /// The steps of all ranks.
@@ -46,4 +46,18 @@ pub struct Schedule {
     pub scratch: Vec<u64>,
     /// One list for each rank.
     pub steps: Vec<Vec<Step>>,
+}
+
+impl fmt::Display for Schedule {
+    /// One line for each step, as `send 1 output[0..4]`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}, {} ranks", self.algorithm, self.steps.len())?;
+        for (rank, (steps, scratch)) in self.steps.iter().zip(&self.scratch).enumerate() {
+            writeln!(f, "rank {rank}, scratch {scratch}")?;
+            for step in steps {
+                writeln!(f, "  {step}")?;
+            }
+        }
+        Ok(())
+    }
 }

@@ -1,3 +1,5 @@
+use std::fmt;
+
 use super::Chunk;
 
 /// One thing that a rank does.
@@ -41,9 +43,30 @@ pub enum Step {
     },
     /// The chunk now holds the sum of all ranks: apply what remains of the operator
     /// (the division of AVG). A planner emits it once for each element of a
-    /// reduction's result, on the rank that finishes that element.
+    /// reduction's result, on the rank that finishes that element. Where a `Reduce` makes
+    /// the result it follows at once on the same chunk, so that an executor can do both
+    /// before it rounds.
     Finish {
         /// Operand and result.
         chunk: Chunk,
     },
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Send { to, chunk } => write!(f, "send {to} {chunk}"),
+            Step::Recv { from, chunk } => write!(f, "recv {from} {chunk}"),
+            Step::RecvReduce { from, chunk } => write!(f, "recv_reduce {from} {chunk}"),
+            Step::Reduce { dst, sources } => {
+                write!(f, "reduce {dst} =")?;
+                for (index, source) in sources.iter().enumerate() {
+                    write!(f, "{}{source}", if index == 0 { " " } else { " + " })?;
+                }
+                Ok(())
+            }
+            Step::Copy { src, dst } => write!(f, "copy {dst} = {src}"),
+            Step::Finish { chunk } => write!(f, "finish {chunk}"),
+        }
+    }
 }
