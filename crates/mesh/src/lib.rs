@@ -1,1 +1,33 @@
-//! tpu-dist-mesh
+//! The TPU interconnect: generations, slices, links, routes, rings, placement, cost.
+//!
+//! The model answers what libtpu answers (device ids, coordinates, processes, list order,
+//! legal slices) and what it does not: which links a route crosses, which rings a torus
+//! holds, how long a collective takes, and which order of ranks makes it fast.
+//!
+//! This crate is pure: no threads, sockets, clocks, environment or files.
+//!
+//! ```
+//! use tpu_dist_mesh::Slice;
+//! let slice: Slice = "v5p:4x4x4".parse()?;
+//! assert_eq!(slice.wrap(), [true; 3]);
+//! assert_eq!(slice.hosts(), 16);
+//! # Ok::<(), tpu_dist_mesh::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod coord;
+mod error;
+mod generation;
+mod multislice;
+pub mod parse;
+mod shape;
+mod slice;
+mod torus;
+
+pub use coord::{Axis, ChipId, Coord, Direction};
+pub use error::Error;
+pub use generation::{Generation, LegalSlice, Spec};
+pub use multislice::MultiSlice;
+pub use shape::Shape;
+pub use slice::{Device, Slice};
+pub use torus::Torus;
