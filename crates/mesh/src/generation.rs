@@ -338,7 +338,7 @@ impl Generation {
         let short = x == y && z == 2 * x || y == 2 * x && z == y;
         let long = self == Generation::V7x
             && y == 2 * x
-            && z % x == 0
+            && z.is_multiple_of(x)
             && (z / x).is_power_of_two()
             && z >= 4 * x
             && z <= 64;

@@ -107,7 +107,7 @@ impl Slice {
     /// [`Error::Option`] where the bounds do not divide the shape.
     pub fn with_chips_per_host(self, bounds: [u32; 3]) -> Result<Slice, Error> {
         let extents = self.shape().extents();
-        if (0..3).any(|a| bounds[a] == 0 || extents[a] % bounds[a] != 0) {
+        if (0..3).any(|a| bounds[a] == 0 || !extents[a].is_multiple_of(bounds[a])) {
             return Err(Error::Option {
                 option: "chips_per_host",
                 value: format!("{bounds:?}"),
