@@ -151,7 +151,8 @@ static V5E: Spec = Spec {
 };
 
 /// v5p. Links: 1200 GB/s bidirectional a chip over 6 ports (docs), so 100 GB/s each way; the
-/// scaling book says 90. HBM 95 GiB, 2765 GB/s (docs). DCN: 50 Gbit/s a chip (docs). The
+/// scaling book says 90. HBM 95 GiB, 2765 GB/s (docs); libtpu
+/// offers 95.7 GiB. DCN: 50 Gbit/s a chip (docs). The
 /// docs' largest job is 6144 chips; libtpu accepts slices up to the pod's 8960.
 static V5P: Spec = Spec {
     name: "v5p",
