@@ -21,6 +21,7 @@ mod generation;
 mod link;
 mod multislice;
 pub mod parse;
+pub mod ring;
 mod route;
 mod shape;
 mod slice;
