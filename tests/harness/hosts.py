@@ -54,8 +54,7 @@ class Host:
         self.name = name
         self._directory = tempfile.TemporaryDirectory(prefix=f"host_{name}_")
         setup = (
-            f"hostname {name} && mount -t tmpfs -o size={shm} tmpfs /dev/shm"
-            " && ip link set lo up"
+            f"hostname {name} && mount -t tmpfs -o size={shm} tmpfs /dev/shm && ip link set lo up"
         )
         if hosts is not None:
             path = Path(self._directory.name) / "hosts"

@@ -19,6 +19,7 @@ from multiprocessing.connection import wait as wait_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 
@@ -45,7 +46,15 @@ def preload(module: str, directory: Path) -> None:
 def process(target: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> ForkServerProcess:
     """A process, not started yet, that the preloaded fork server will fork."""
     _context.set_forkserver_preload(list(_preloaded))
-    return _context.Process(target=target, args=args, **options)
+    return _RankProcess(target=target, args=args, **options)
+
+
+class _RankProcess(ForkServerProcess):
+    """A forked process that does not import this process's main module again."""
+
+    def start(self) -> None:
+        with patch.multiple(sys.modules["__main__"], __file__=None, __spec__=None, create=True):
+            super().start()
 
 
 def start_fork_server() -> None:
@@ -212,7 +221,9 @@ class Ranks:
         path = self.directory / f"rank{rank}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start(self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None) -> None:
+    def start(
+        self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
+    ) -> None:
         """Begins a call on `ranks` (all by default); `finish` waits for it."""
         for rank in range(self.world) if ranks is None else ranks:
             pipe = self._pipes[rank]
@@ -276,7 +287,9 @@ class Ranks:
                 except (EOFError, ConnectionResetError):
                     self._pipes[rank] = None
                     syncing.discard(rank)
-                    done[rank] = Outcome(rank, died=True, ended=time.monotonic(), log=self.log(rank))
+                    done[rank] = Outcome(
+                        rank, died=True, ended=time.monotonic(), log=self.log(rank)
+                    )
                     continue
                 if word == "say":
                     if on_say is not None:
@@ -303,7 +316,9 @@ class Ranks:
         for rank in ranks:
             self._end_session(rank)
             self._pipes[rank] = None
-            yield Outcome(rank, hung=True, seconds=deadline, ended=time.monotonic(), log=self.log(rank))
+            yield Outcome(
+                rank, hung=True, seconds=deadline, ended=time.monotonic(), log=self.log(rank)
+            )
 
     def _end_session(self, rank: int) -> None:
         """Kills the process of `rank` and what it started."""
@@ -342,4 +357,13 @@ class Ranks:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-__all__ = ["BACKEND", "Failure", "Me", "Outcome", "Ranks", "preload", "process", "start_fork_server"]
+__all__ = [
+    "BACKEND",
+    "Failure",
+    "Me",
+    "Outcome",
+    "Ranks",
+    "preload",
+    "process",
+    "start_fork_server",
+]
