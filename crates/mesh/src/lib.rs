@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 
 mod coord;
+pub mod cost;
 mod error;
+mod fabric;
 mod generation;
 mod link;
 mod multislice;
@@ -29,6 +31,7 @@ mod torus;
 
 pub use coord::{Axis, ChipId, Coord, Direction};
 pub use error::Error;
+pub use fabric::{Channel, ChannelId, ChannelKind, DCN_STARTUP, Fabric, ICI_HOP, ICI_STARTUP};
 pub use generation::{Generation, LegalSlice, Spec};
 pub use link::{Link, LinkGraph, LinkId};
 pub use multislice::MultiSlice;

@@ -181,7 +181,7 @@ proptest! {
         for (chip, port, whole) in dead {
             let chip = ChipId(chip % shape.chips());
             let coord = shape.coord(chip);
-            if whole && chip.0 % 3 == 0 {
+            if whole && chip.0.is_multiple_of(3) {
                 links.kill_chip(coord).unwrap();
             } else if let Some(next) = slice.torus().neighbour(coord, Direction::ALL[port]) {
                 // Already dead links are no longer found.

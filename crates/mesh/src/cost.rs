@@ -1,0 +1,706 @@
+//! What collectives cost: alpha-beta formulas for the wires of a TPU.
+//!
+//! A group of ranks is a product of [`Dimension`]s: stretches of physical axes, the devices
+//! of a chip, slices over the data-center network. For each algorithm a closed formula
+//! gives the seconds as steps times latency plus bytes on the busiest wire over its bandwidth.
+//! Sources: Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005
+//! (ring, halving and doubling, trees); Sack and Gropp, "Collective Algorithms for Multiported Torus
+//! Networks", 2015 (bucket); De Sensi et al., "Swing", NSDI 2024; Jeaugey, "PAT", 2025
+//! (arXiv 2506.20252); Cho et al., "BlueConnect", 2019 (hierarchical).
+//!
+//! Bytes are, as in the table of each [`Collective`], per rank and before the operation is
+//! split.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::{DCN_STARTUP, Error, ICI_HOP, ICI_STARTUP};
+
+/// What is done; the kinds for which there is a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collective {
+    /// Bytes: the vector that every rank brings.
+    AllReduce,
+    /// Bytes: the gathered result.
+    AllGather,
+    /// Bytes: the vector that every rank brings.
+    ReduceScatter,
+    /// Bytes: all that a rank brings for the whole group.
+    AllToAll,
+    /// Every rank sends to the next of its group. Bytes: what a rank sends.
+    Permute,
+}
+
+impl Collective {
+    /// Every kind.
+    pub const ALL: [Collective; 5] = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllToAll,
+        Collective::Permute,
+    ];
+
+    /// The name, as `all_reduce`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::AllToAll => "all_to_all",
+            Collective::Permute => "permute",
+        }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Collective {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Collective, Error> {
+        Collective::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<_> = Collective::ALL.iter().map(|kind| kind.name()).collect();
+                Error::Mesh {
+                    argument: "collective",
+                    reason: format!("expected one of {}, got {name:?}", known.join(", ")),
+                }
+            })
+    }
+}
+
+/// How the members of a dimension are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wiring {
+    /// Neighbours, and the last to the first.
+    Ring,
+    /// Neighbours only.
+    Line,
+    /// All to all through ports of their own.
+    Switch,
+}
+
+/// One dimension of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Dimension {
+    /// Members along it.
+    pub size: u32,
+    /// How they are joined.
+    pub wiring: Wiring,
+    /// Bytes a second, one direction of one wire (or port), for one of the groups that
+    /// share it.
+    pub bandwidth: f64,
+    /// Seconds to start a message.
+    pub startup: f64,
+    /// Seconds a message takes from a member to its neighbour, without start-up.
+    pub hop: f64,
+}
+
+impl Dimension {
+    /// Members of a slice along a physical axis at distances of `stride` chips. Groups
+    /// between share the links, and so do the devices of a chip.
+    pub fn ici(size: u32, stride: u32, closed: bool, devices_per_chip: u32, link: f64) -> Self {
+        Dimension {
+            size,
+            wiring: if closed { Wiring::Ring } else { Wiring::Line },
+            bandwidth: link / f64::from(stride * devices_per_chip),
+            startup: ICI_STARTUP,
+            hop: ICI_HOP * f64::from(stride),
+        }
+    }
+
+    /// The devices of one chip.
+    pub fn die(size: u32, bandwidth: f64) -> Self {
+        Dimension {
+            size,
+            wiring: Wiring::Line,
+            bandwidth,
+            startup: ICI_STARTUP,
+            hop: 0.0,
+        }
+    }
+
+    /// Slices; `bandwidth` is a rank's part of its host's.
+    pub fn dcn(size: u32, bandwidth: f64) -> Self {
+        Dimension {
+            size,
+            wiring: Wiring::Switch,
+            bandwidth,
+            startup: DCN_STARTUP,
+            hop: 0.0,
+        }
+    }
+
+    /// Seconds for an empty message between neighbours.
+    pub fn alpha(&self) -> f64 {
+        self.startup + self.hop
+    }
+
+    /// Bytes a second at which reduce-scatter and all-gather go through a member: both ways of a
+    /// ring; on a line the end members have one wire; a port is one.
+    fn rate(&self) -> f64 {
+        match self.wiring {
+            Wiring::Ring => 2.0 * self.bandwidth,
+            Wiring::Line | Wiring::Switch => self.bandwidth,
+        }
+    }
+
+    /// Messages on the busiest wire when the members i send to `to(i)`, by the shorter way (up
+    /// where both are as long), and the longest way in neighbours.
+    fn congestion(&self, to: impl Fn(u32) -> Option<u32>) -> (f64, u32) {
+        if self.wiring == Wiring::Switch {
+            return (1.0, 1);
+        }
+        let size = self.size;
+        let mut up = vec![0u32; size as usize];
+        let mut down = vec![0u32; size as usize];
+        let mut longest = 0;
+        for from in 0..size {
+            let Some(to) = to(from).filter(|&to| to != from) else {
+                continue;
+            };
+            let ahead = (to + size - from) % size;
+            let go_up = match self.wiring {
+                Wiring::Ring => ahead <= size - ahead,
+                _ => to > from,
+            };
+            let hops = if go_up { ahead } else { size - ahead };
+            longest = longest.max(hops);
+            for hop in 0..hops {
+                if go_up {
+                    up[((from + hop) % size) as usize] += 1;
+                } else {
+                    down[((from + size - hop) % size) as usize] += 1;
+                }
+            }
+        }
+        let busiest = up.into_iter().chain(down).max().unwrap_or(0);
+        (f64::from(busiest), longest)
+    }
+
+    /// Seconds of one step in which every member i sends `bytes` to `to(i)`.
+    fn step(&self, bytes: f64, to: impl Fn(u32) -> Option<u32>) -> f64 {
+        let (messages, hops) = self.congestion(to);
+        if hops == 0 {
+            return 0.0;
+        }
+        self.startup + f64::from(hops) * self.hop + bytes * messages / self.bandwidth
+    }
+}
+
+/// An algorithm with a closed formula.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// One way round: p - 1 steps, 2 (p - 1) for all-reduce.
+    Ring,
+    /// Half of the data each way round.
+    BidirectionalRing,
+    /// Dimension after dimension, each both ways round; with D dimensions D colours start in
+    /// different ones, so that all wires work at once.
+    Bucket,
+    /// Halves with partners at distances 1, 2, 4...: a power of two of members.
+    HalvingDoubling,
+    /// Halves with partners at distances 1, -1, 3, -5, 11...: a power of two on a ring.
+    Swing,
+    /// Two complementary binary trees with half of the data each, pipelined.
+    Tree,
+    /// Parallel aggregated trees: far and few first, near and many last; any size.
+    Pat,
+    /// Every member to every other at once.
+    Direct,
+    /// Reduce-scatter within the slice, all-reduce between slices, all-gather within.
+    Hierarchical,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Algorithm; 9] = [
+        Algorithm::Ring,
+        Algorithm::BidirectionalRing,
+        Algorithm::Bucket,
+        Algorithm::HalvingDoubling,
+        Algorithm::Swing,
+        Algorithm::Tree,
+        Algorithm::Pat,
+        Algorithm::Direct,
+        Algorithm::Hierarchical,
+    ];
+
+    /// The name, as `halving_doubling`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Ring => "ring",
+            Algorithm::BidirectionalRing => "bidirectional_ring",
+            Algorithm::Bucket => "bucket",
+            Algorithm::HalvingDoubling => "halving_doubling",
+            Algorithm::Swing => "swing",
+            Algorithm::Tree => "tree",
+            Algorithm::Pat => "pat",
+            Algorithm::Direct => "direct",
+            Algorithm::Hierarchical => "hierarchical",
+        }
+    }
+
+    /// Seconds for `collective` of `bytes` over a group, or `None` where the algorithm does not do
+    /// it: `Ring` to `Direct` except `Bucket` and all-to-all take one dimension (of size above 1),
+    /// `Hierarchical` takes a switch and something else.
+    pub fn seconds(
+        self,
+        collective: Collective,
+        bytes: f64,
+        dimensions: &[Dimension],
+    ) -> Option<f64> {
+        let dimensions: Vec<_> = dimensions.iter().copied().filter(|d| d.size > 1).collect();
+        if dimensions.is_empty() {
+            return Some(0.0);
+        }
+        match collective {
+            Collective::AllToAll => {
+                (self == Algorithm::Direct).then(|| all_to_all(bytes, &dimensions))
+            }
+            Collective::Permute => (self == Algorithm::Direct).then(|| permute(bytes, &dimensions)),
+            Collective::AllReduce => {
+                if self == Algorithm::Tree {
+                    return one(&dimensions).map(|dimension| tree(bytes, dimension));
+                }
+                if self == Algorithm::Hierarchical {
+                    return hierarchical(bytes, &dimensions);
+                }
+                Some(2.0 * self.half(bytes, &dimensions)?)
+            }
+            Collective::AllGather | Collective::ReduceScatter => self.half(bytes, &dimensions),
+        }
+    }
+
+    /// Reduce-scatter or all-gather, which mirror each other.
+    fn half(self, bytes: f64, dimensions: &[Dimension]) -> Option<f64> {
+        if self == Algorithm::Bucket {
+            return Some(bucket(bytes, dimensions));
+        }
+        let dimension = one(dimensions)?;
+        let size = f64::from(dimension.size);
+        let power_of_two = dimension.size.is_power_of_two();
+        let rounds = dimension.size.ilog2();
+        match self {
+            Algorithm::Ring => {
+                let step = |i: u32| Some((i + 1) % dimension.size);
+                Some((size - 1.0) * dimension.step(bytes / size, step))
+            }
+            Algorithm::BidirectionalRing => {
+                let alpha = dimension.step(0.0, |i| Some((i + 1) % dimension.size));
+                Some((size - 1.0) * alpha + bytes * (size - 1.0) / size / dimension.rate())
+            }
+            Algorithm::HalvingDoubling if power_of_two => {
+                let round =
+                    |k: u32| dimension.step(bytes / f64::from(2u32 << k), |i| Some(i ^ (1 << k)));
+                Some((0..rounds).map(round).sum())
+            }
+            Algorithm::Swing if power_of_two && dimension.wiring != Wiring::Line => {
+                let round = |k: u32| {
+                    dimension.step(bytes / f64::from(2u32 << k), |i| {
+                        Some(swing_peer(i, k, dimension.size))
+                    })
+                };
+                Some((0..rounds).map(round).sum())
+            }
+            Algorithm::Pat => {
+                let size = dimension.size;
+                let mut total = 0.0;
+                for k in (0..size.next_power_of_two().ilog2()).rev() {
+                    let distance = 1u32 << k;
+                    // Chunks that a member forwards in this round: one for each pair of rounds so
+                    // far, those beyond the group left out.
+                    let chunks = (size - distance).div_ceil(2 * distance);
+                    let bytes = bytes / f64::from(size) * f64::from(chunks);
+                    total += dimension.step(bytes, |i| Some((i + distance) % size));
+                }
+                Some(total)
+            }
+            Algorithm::Direct => Some(all_to_all(bytes, dimensions)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The algorithms that do `collective` over a group with their seconds, fastest first.
+pub fn ranking(
+    collective: Collective,
+    bytes: f64,
+    dimensions: &[Dimension],
+) -> Vec<(Algorithm, f64)> {
+    let mut all: Vec<_> = Algorithm::ALL
+        .into_iter()
+        .filter_map(|a| Some((a, a.seconds(collective, bytes, dimensions)?)))
+        .collect();
+    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    all
+}
+
+/// Seconds for `collective` of `bytes` over a group with the algorithm that suits its
+/// dimensions whatever their number: bucket, hierarchical between slices, direct.
+pub fn seconds(collective: Collective, bytes: f64, dimensions: &[Dimension]) -> f64 {
+    [
+        Algorithm::Hierarchical,
+        Algorithm::Bucket,
+        Algorithm::Direct,
+    ]
+    .into_iter()
+    .filter(|&a| {
+        a != Algorithm::Direct || matches!(collective, Collective::AllToAll | Collective::Permute)
+    })
+    .filter_map(|algorithm| algorithm.seconds(collective, bytes, dimensions))
+    .fold(f64::INFINITY, f64::min)
+}
+
+/// Swing's partner of member i in round k: the distance is (1 - (-2)^(k+1)) / 3.
+pub fn swing_peer(i: u32, k: u32, size: u32) -> u32 {
+    let distance = (1 - (-2i64).pow(k + 1)) / 3;
+    let signed = if i.is_multiple_of(2) {
+        distance
+    } else {
+        -distance
+    };
+    (i64::from(i) + signed).rem_euclid(i64::from(size)) as u32
+}
+
+fn one(dimensions: &[Dimension]) -> Option<&Dimension> {
+    match dimensions {
+        [dimension] => Some(dimension),
+        _ => None,
+    }
+}
+
+/// One pass of a bucket along a dimension.
+fn pass(bytes: f64, dimension: &Dimension) -> f64 {
+    let size = f64::from(dimension.size);
+    (size - 1.0) * dimension.alpha() + bytes * (size - 1.0) / size / dimension.rate()
+}
+
+/// Bucket reduce-scatter (all-gather mirrors it). The devices of a chip go first, slices last, as
+/// their wires differ; between, the dimensions of the torus, either with rotated colours in
+/// step or one after the other, whichever is faster.
+fn bucket(bytes: f64, dimensions: &[Dimension]) -> f64 {
+    let (mut total, mut bytes) = (0.0, bytes);
+    let is_die = |d: &Dimension| d.hop == 0.0 && d.wiring != Wiring::Switch;
+    let is_dcn = |d: &Dimension| d.wiring == Wiring::Switch;
+    for dimension in dimensions.iter().filter(|d| is_die(d)) {
+        total += pass(bytes, dimension);
+        bytes /= f64::from(dimension.size);
+    }
+    let torus: Vec<_> = dimensions
+        .iter()
+        .copied()
+        .filter(|d| !is_die(d) && !is_dcn(d))
+        .collect();
+    total += colours(bytes, &torus).min(sequence(bytes, &mut torus.clone(), 0));
+    bytes /= torus.iter().map(|d| f64::from(d.size)).product::<f64>();
+    for dimension in dimensions.iter().filter(|d| is_dcn(d)) {
+        total += pass(bytes, dimension);
+        bytes /= f64::from(dimension.size);
+    }
+    total
+}
+
+/// Colour c goes through the dimensions c, c + 1, ...; all colours in step.
+fn colours(bytes: f64, torus: &[Dimension]) -> f64 {
+    let count = torus.len();
+    let mut parts = vec![bytes / count.max(1) as f64; count];
+    let mut total = 0.0;
+    for phase in 0..count {
+        let mut slowest = 0.0f64;
+        for (colour, part) in parts.iter_mut().enumerate() {
+            let dimension = &torus[(colour + phase) % count];
+            slowest = slowest.max(pass(*part, dimension));
+            *part /= f64::from(dimension.size);
+        }
+        total += slowest;
+    }
+    total
+}
+
+/// The fastest order of one dimension after the other, from `at` on.
+fn sequence(bytes: f64, torus: &mut [Dimension], at: usize) -> f64 {
+    if at == torus.len() {
+        return 0.0;
+    }
+    let mut best = f64::INFINITY;
+    for next in at..torus.len() {
+        torus.swap(at, next);
+        let first = torus[at];
+        let rest = sequence(bytes / f64::from(first.size), torus, at + 1);
+        best = best.min(pass(bytes, &first) + rest);
+        torus.swap(at, next);
+    }
+    best
+}
+
+/// Reduce-scatter and all-gather in the slice around an all-reduce between slices: between many
+/// slices a ring, or halving and doubling where its fewer steps win.
+fn hierarchical(bytes: f64, dimensions: &[Dimension]) -> Option<f64> {
+    let (dcn, ici): (Vec<_>, Vec<_>) = dimensions
+        .iter()
+        .copied()
+        .partition(|d| d.wiring == Wiring::Switch);
+    let dcn = one(&dcn)?;
+    if ici.is_empty() {
+        return None;
+    }
+    let inside = 2.0 * bucket(bytes, &ici);
+    let part = bytes / ici.iter().map(|d| f64::from(d.size)).product::<f64>();
+    let between = [Algorithm::Ring, Algorithm::HalvingDoubling]
+        .into_iter()
+        .filter_map(|algorithm| algorithm.seconds(Collective::AllReduce, part, &[*dcn]))
+        .fold(f64::INFINITY, f64::min);
+    Some(inside + between)
+}
+
+/// Every member sends an equal part to every other; the busiest wire of each dimension counts, and
+/// dimensions work at once.
+fn all_to_all(bytes: f64, dimensions: &[Dimension]) -> f64 {
+    let mut wire = 0.0f64;
+    let mut latency = 0.0;
+    let mut startup = 0.0f64;
+    for dimension in dimensions {
+        let size = f64::from(dimension.size);
+        let (load, hops) = match dimension.wiring {
+            // All pairs by the shorter way, half turns split: s^2/4 or (s^2-1)/4 hops a member.
+            Wiring::Ring => (
+                ((size * size / 4.0).floor()) / (2.0 * size),
+                (size / 2.0).floor(),
+            ),
+            // The members of one half all send across the middle.
+            Wiring::Line => (
+                (size / 2.0).floor() * (size / 2.0).ceil() / size,
+                size - 1.0,
+            ),
+            Wiring::Switch => ((size - 1.0) / size, 1.0),
+        };
+        wire = wire.max(bytes * load / dimension.bandwidth);
+        latency += hops * dimension.hop;
+        startup = startup.max(dimension.startup);
+    }
+    startup + latency + wire
+}
+
+/// Every member to the next of a ring or snake through the dimensions: one step of the
+/// slowest.
+fn permute(bytes: f64, dimensions: &[Dimension]) -> f64 {
+    dimensions
+        .iter()
+        .map(|d| d.alpha() + bytes / d.bandwidth)
+        .fold(0.0, f64::max)
+}
+
+/// Two trees with half of the data each, up and down, pipelined: the depth counts in latency,
+/// the busiest wire in bytes.
+fn tree(bytes: f64, dimension: &Dimension) -> f64 {
+    let size = dimension.size;
+    let depth = f64::from(size.next_power_of_two().ilog2());
+    // In-order binary tree: a member whose index has z trailing zero bits (counted from 1) is at
+    // height z and joined to one 2^z away. The second tree is the first shifted by one.
+    let parent = |i: u32| {
+        let bit = 1 << (i + 1).trailing_zeros();
+        let up = if (i + 1) & (2 * bit) != 0 {
+            i.checked_sub(bit)
+        } else {
+            Some(i + bit)
+        };
+        up.filter(|&up| up < size).or_else(|| i.checked_sub(bit))
+    };
+    let (first, hops) = dimension.congestion(parent);
+    let messages = match dimension.wiring {
+        // Of a member's port: its two children in the tree in which it is an inner member.
+        Wiring::Switch => 2.0,
+        Wiring::Ring | Wiring::Line => 2.0 * first,
+    };
+    let step = dimension.startup + f64::from(hops.max(1)) * dimension.hop;
+    2.0 * depth * step + 2.0 * (bytes / 2.0) * messages / dimension.bandwidth
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(size: u32) -> Dimension {
+        Dimension::ici(size, 1, true, 1, 100e9)
+    }
+
+    fn line(size: u32) -> Dimension {
+        Dimension::ici(size, 1, false, 1, 100e9)
+    }
+
+    /// Textbook formulas, written out, at a size where both terms matter.
+    #[test]
+    fn formulas() {
+        const N: f64 = 1e6;
+        const W: f64 = 100e9;
+        const A: f64 = 1e-6;
+        let (cube, dcn) = ([ring(4); 3], Dimension::dcn(4, 1e9));
+        for (what, algorithm, collective, dimensions, expected) in [
+            (
+                "ring",
+                Algorithm::Ring,
+                Collective::AllReduce,
+                &[ring(8)][..],
+                14.0 * A + 2.0 * N * 7.0 / 8.0 / W,
+            ),
+            (
+                "both ways",
+                Algorithm::BidirectionalRing,
+                Collective::AllReduce,
+                &[ring(8)],
+                14.0 * A + N * 7.0 / 8.0 / W,
+            ),
+            (
+                "line",
+                Algorithm::Bucket,
+                Collective::AllGather,
+                &[line(8)],
+                7.0 * A + N * 7.0 / 8.0 / W,
+            ),
+            (
+                "bucket",
+                Algorithm::Bucket,
+                Collective::AllReduce,
+                &cube,
+                18.0 * A + N * 63.0 / 64.0 / (3.0 * W),
+            ),
+            (
+                "bucket half",
+                Algorithm::Bucket,
+                Collective::ReduceScatter,
+                &cube,
+                9.0 * A + N * 63.0 / 64.0 / (6.0 * W),
+            ),
+            // Distances 1, 2, 4 carry N/2, N/4, N/8 with 1, 2, 4 messages a wire.
+            (
+                "halving",
+                Algorithm::HalvingDoubling,
+                Collective::ReduceScatter,
+                &[ring(8)],
+                1.5 * A + 3.5 * A + 1.5 * N / W,
+            ),
+            // Distances 1, 1, 3, 5; at most 1, 1, 2, 3 messages a wire.
+            (
+                "swing",
+                Algorithm::Swing,
+                Collective::ReduceScatter,
+                &[ring(16)],
+                2.0 * A + 5.0 * A + N / W * (0.5 + 0.25 + 2.0 / 8.0 + 3.0 / 16.0),
+            ),
+            (
+                "all-to-all",
+                Algorithm::Direct,
+                Collective::AllToAll,
+                &[ring(8)],
+                0.5 * A + 2.0 * A + N * 8.0 / 8.0 / W,
+            ),
+            (
+                "all-to-all cube",
+                Algorithm::Direct,
+                Collective::AllToAll,
+                &cube,
+                0.5 * A + 3.0 * A + N * 4.0 / 8.0 / W,
+            ),
+            (
+                "all-to-all line",
+                Algorithm::Direct,
+                Collective::AllToAll,
+                &[line(8)],
+                0.5 * A + 3.5 * A + N * 2.0 / W,
+            ),
+            (
+                "pat",
+                Algorithm::Pat,
+                Collective::AllGather,
+                &[dcn],
+                2.0 * DCN_STARTUP + N * 3.0 / 4.0 / 1e9,
+            ),
+            (
+                "tree",
+                Algorithm::Tree,
+                Collective::AllReduce,
+                &[dcn],
+                4.0 * DCN_STARTUP + 2.0 * N / 1e9,
+            ),
+            (
+                "permute",
+                Algorithm::Direct,
+                Collective::Permute,
+                &[ring(8)],
+                A + N / W,
+            ),
+            (
+                "hierarchical",
+                Algorithm::Hierarchical,
+                Collective::AllReduce,
+                &[ring(4), dcn],
+                6.0 * A + N * 0.75 / W + 4.0 * DCN_STARTUP + 2.0 * N / 4.0 * 0.75 / 1e9,
+            ),
+        ] {
+            let ours = algorithm.seconds(collective, N, dimensions).unwrap();
+            assert!(
+                (ours / expected - 1.0).abs() < 1e-9,
+                "{what}: {ours} against {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_does_not_apply_is_none() {
+        let some = |algorithm: Algorithm, dimensions: &[Dimension]| {
+            algorithm
+                .seconds(Collective::AllReduce, 1e6, dimensions)
+                .is_some()
+        };
+        assert!(!some(Algorithm::HalvingDoubling, &[ring(12)]));
+        assert!(!some(Algorithm::Swing, &[line(8)]));
+        assert!(!some(Algorithm::Ring, &[ring(4), ring(4)]));
+        assert!(!some(Algorithm::Hierarchical, &[ring(4)]));
+        assert!(some(Algorithm::Pat, &[ring(12)]));
+        assert_eq!(
+            Algorithm::Ring.seconds(Collective::AllReduce, 1e6, &[]),
+            Some(0.0)
+        );
+        assert_eq!(seconds(Collective::AllToAll, 1e6, &[ring(1)]), 0.0);
+    }
+
+    #[test]
+    fn swing_peers_are_mutual_and_cover_the_group() {
+        for size in [2u32, 4, 8, 16, 32, 64, 128] {
+            let mut reached: Vec<Vec<u32>> = (0..size).map(|i| vec![i]).collect();
+            for k in 0..size.ilog2() {
+                reached = (0..size)
+                    .map(|i| {
+                        let peer = swing_peer(i, k, size);
+                        assert_eq!(swing_peer(peer, k, size), i);
+                        let both = reached[i as usize].iter().chain(&reached[peer as usize]);
+                        both.copied().collect()
+                    })
+                    .collect();
+            }
+            for mut all in reached {
+                all.sort_unstable();
+                all.dedup();
+                assert_eq!(all.len() as u32, size);
+            }
+        }
+    }
+}
