@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod assign;
 mod coord;
 pub mod cost;
 mod error;

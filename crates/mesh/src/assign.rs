@@ -1,0 +1,847 @@
+//! Placement: which logical mesh axes lie on which physical axes.
+//!
+//! A physical axis (the devices of a chip, x, y, z, the slices) can be split among several
+//! logical axes: from inner to outer each takes a factor. [`place`] tries every way to
+//! factor every physical axis and every order of the factors, and takes the one with the least
+//! modelled time for the traffic that the user names. [`evaluate`] gives the same score to any
+//! order of ranks, so that placements from elsewhere can be compared.
+
+use std::collections::HashMap;
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    Axis, Coord, Device, Error, Fabric, MultiSlice,
+    cost::{self, Collective, Dimension, Wiring},
+    ring,
+};
+
+/// What one logical axis carries.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Traffic {
+    /// The logical axis.
+    pub axis: usize,
+    /// What is done along it.
+    pub collective: Collective,
+    /// Bytes, as [`Collective`] counts them.
+    pub bytes: f64,
+}
+
+/// A physical axis as placement sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Physical {
+    /// The devices of a chip.
+    Core,
+    /// Chips along an axis of the torus.
+    Torus(Axis),
+    /// Slices.
+    Dcn,
+}
+
+impl std::fmt::Display for Physical {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Physical::Core => f.write_str("core"),
+            Physical::Torus(axis) => axis.fmt(f),
+            Physical::Dcn => f.write_str("dcn"),
+        }
+    }
+}
+
+impl Serialize for Physical {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A part of a physical axis that belongs to a logical one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Component {
+    /// The physical axis.
+    pub physical: Physical,
+    /// Members along it.
+    pub size: u32,
+    /// Distance between members.
+    pub stride: u32,
+    /// Whether the members form a ring, or a line, or have ports of their own.
+    pub wiring: Wiring,
+}
+
+/// A logical axis after placement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LogicalAxis {
+    /// Its size.
+    pub size: u32,
+    /// What it lies on, innermost first; empty for size 1 and for [`evaluate`]d orders that
+    /// are no product of stretches of physical axes.
+    pub components: Vec<Component>,
+    /// Whether [`place`] put neighbours along the axis, last and first included, one stride
+    /// of one component apart; always false for [`evaluate`]d orders.
+    pub is_ring: bool,
+}
+
+/// Modelled time of one entry of the traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TrafficTime {
+    /// What it is.
+    pub traffic: Traffic,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// A logical mesh on a topology.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Placement {
+    /// The topology's name.
+    pub topology: String,
+    /// The logical mesh.
+    pub shape: Vec<u32>,
+    /// What each logical axis lies on.
+    pub axes: Vec<LogicalAxis>,
+    /// The rank (position in [`MultiSlice::devices`]) at each place of the mesh, last
+    /// axis fastest.
+    pub ranks: Vec<u32>,
+    /// Modelled time of each entry of the traffic.
+    pub times: Vec<TrafficTime>,
+    /// Their sum: the score.
+    pub seconds: f64,
+}
+
+impl Placement {
+    /// libtpu's device ids in the order of [`Placement::ranks`].
+    pub fn device_ids(&self, job: &MultiSlice) -> Vec<u32> {
+        let devices = job.devices();
+        self.ranks
+            .iter()
+            .map(|&rank| devices[rank as usize].id)
+            .collect()
+    }
+}
+
+/// Traffic for a mesh about which nothing is said, from the names of its axes: what a
+/// transformer layer does along axes of that name. Other names get an all-reduce that
+/// grows towards the last axis, as JAX's `mesh_utils` expects its axes in the order of increasing
+/// network intensity.
+///
+/// Names (any case): `tp`, `model`, `tensor` all-reduce activations; `cp`, `sp`, `context`,
+/// `sequence` all-gather; `ep`, `expert` all-to-all; `fsdp`, `dp_shard` all-gather and
+/// reduce-scatter; `dp`, `data`, `dp_replicate`, `replica` all-reduce; `pp`, `stage` permute.
+pub fn default_traffic(names: &[&str]) -> Vec<Traffic> {
+    const MIB: f64 = 1048576.0;
+    let mut all = Vec::new();
+    for (axis, name) in names.iter().enumerate() {
+        let mut add = |collective, mib: f64| {
+            all.push(Traffic {
+                axis,
+                collective,
+                bytes: mib * MIB,
+            });
+        };
+        match name.to_ascii_lowercase().as_str() {
+            "tp" | "model" | "tensor" => add(Collective::AllReduce, 256.0),
+            "cp" | "sp" | "context" | "sequence" => add(Collective::AllGather, 128.0),
+            "ep" | "expert" => add(Collective::AllToAll, 128.0),
+            "fsdp" | "dp_shard" => {
+                add(Collective::AllGather, 64.0);
+                add(Collective::ReduceScatter, 64.0);
+            }
+            "dp" | "data" | "dp_replicate" | "replica" => add(Collective::AllReduce, 32.0),
+            "pp" | "stage" => add(Collective::Permute, 8.0),
+            _ => add(Collective::AllReduce, 16.0 * 4f64.powi(axis.min(8) as i32)),
+        }
+    }
+    all
+}
+
+/// The fastest placement of a logical mesh.
+///
+/// `dcn_shape` says how many slices each logical axis spans (1 for most); without it
+/// every factoring of the slices is tried. `shape` counts all devices, so its product is that of
+/// the job.
+///
+/// # Errors
+/// [`Error::MeshSize`] where the product differs from the devices; [`Error::Mesh`] for a
+/// `dcn_shape` that does not fit or traffic on an axis that does not exist.
+///
+/// ```
+/// use tpu_dist_mesh::{MultiSlice, assign};
+/// let job: MultiSlice = "v5p:4x4x8".parse()?;
+/// let traffic = assign::default_traffic(&["dp", "tp"]);
+/// let placement = assign::place(&job, &[8, 16], None, &traffic)?;
+/// // tp gets the 4x4 plane, where two rings work at once.
+/// let plane = &placement.axes[1].components;
+/// assert_eq!(plane.iter().map(|c| c.size).collect::<Vec<_>>(), [4, 4]);
+/// # Ok::<(), tpu_dist_mesh::Error>(())
+/// ```
+pub fn place(
+    job: &MultiSlice,
+    shape: &[u32],
+    dcn_shape: Option<&[u32]>,
+    traffic: &[Traffic],
+) -> Result<Placement, Error> {
+    check(job, shape, traffic)?;
+    if let Some(dcn) = dcn_shape {
+        check_dcn(job, shape, dcn)?;
+    }
+    let model = Model::new(job, shape, traffic);
+    let layout = Search::new(&model, dcn_shape).run();
+    Ok(model.finish(&layout))
+}
+
+/// The score of any order of ranks: `ranks` holds positions in [`MultiSlice::devices`], last
+/// axis of `shape` fastest.
+///
+/// Groups that are products of stretches of physical axes are costed as in [`place`]. Others
+/// run rings in the order given, or send directly, and the busiest channel counts with all groups of
+/// the axis at once.
+///
+/// # Errors
+/// As [`place`]; [`Error::Mesh`] where `ranks` is not a permutation.
+pub fn evaluate(
+    job: &MultiSlice,
+    shape: &[u32],
+    ranks: &[u32],
+    traffic: &[Traffic],
+) -> Result<Placement, Error> {
+    check(job, shape, traffic)?;
+    let mut seen = vec![false; job.device_count() as usize];
+    let is_permutation = ranks.len() == seen.len()
+        && ranks.iter().all(|&rank| {
+            seen.get_mut(rank as usize)
+                .is_some_and(|seen| !std::mem::replace(seen, true))
+        });
+    if !is_permutation {
+        return Err(Error::Mesh {
+            argument: "ranks",
+            reason: format!("expected each of 0 to {} once", job.device_count() - 1),
+        });
+    }
+    let model = Model::new(job, shape, traffic);
+    let devices = job.devices();
+    let order: Vec<&Device> = ranks.iter().map(|&rank| &devices[rank as usize]).collect();
+    let mut fabric = None;
+    let mut axes = Vec::new();
+    let mut times = vec![0.0; traffic.len()];
+    for (axis, &size) in shape.iter().enumerate() {
+        let components = model.detect(axis, &order);
+        for (time, entry) in times
+            .iter_mut()
+            .zip(traffic)
+            .filter(|(_, t)| t.axis == axis)
+        {
+            *time = match &components {
+                Some(components) => {
+                    let dimensions: Vec<_> =
+                        components.iter().map(|c| model.dimension(c)).collect();
+                    cost::seconds(entry.collective, entry.bytes, &dimensions)
+                }
+                None => {
+                    let fabric = fabric.get_or_insert_with(|| Fabric::new(job));
+                    model.measure(fabric, axis, ranks, entry)?
+                }
+            };
+        }
+        let components = components.unwrap_or_default();
+        axes.push(LogicalAxis {
+            size,
+            components,
+            is_ring: false,
+        });
+    }
+    let times: Vec<_> = traffic
+        .iter()
+        .zip(times)
+        .map(|(&traffic, seconds)| TrafficTime { traffic, seconds })
+        .collect();
+    Ok(Placement {
+        topology: job.to_string(),
+        shape: shape.to_vec(),
+        axes,
+        ranks: ranks.to_vec(),
+        seconds: times.iter().map(|time| time.seconds).sum(),
+        times,
+    })
+}
+
+fn check(job: &MultiSlice, shape: &[u32], traffic: &[Traffic]) -> Result<(), Error> {
+    let product = shape
+        .iter()
+        .fold(1u64, |product, &size| product.saturating_mul(size.into()));
+    if product != u64::from(job.device_count()) {
+        return Err(Error::MeshSize {
+            shape: shape.to_vec(),
+            product,
+            topology: job.to_string(),
+            devices: job.device_count(),
+        });
+    }
+    for entry in traffic {
+        if entry.axis >= shape.len() {
+            return Err(Error::Mesh {
+                argument: "traffic",
+                reason: format!("axis {} of a mesh with {} axes", entry.axis, shape.len()),
+            });
+        }
+        if !(entry.bytes >= 0.0 && entry.bytes.is_finite()) {
+            return Err(Error::Mesh {
+                argument: "traffic",
+                reason: format!("expected a number of bytes, got {}", entry.bytes),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_dcn(job: &MultiSlice, shape: &[u32], dcn: &[u32]) -> Result<(), Error> {
+    let fail = |reason: String| {
+        Err(Error::Mesh {
+            argument: "dcn_shape",
+            reason,
+        })
+    };
+    if dcn.len() != shape.len() {
+        return fail(format!(
+            "expected {} entries, one a mesh axis, got {dcn:?}",
+            shape.len()
+        ));
+    }
+    let product: u64 = dcn.iter().map(|&size| u64::from(size)).product();
+    if product != u64::from(job.slices()) {
+        return fail(format!(
+            "{dcn:?} multiplies to {product}, {job} has {} slices",
+            job.slices()
+        ));
+    }
+    match (0..shape.len()).find(|&axis| !shape[axis].is_multiple_of(dcn[axis])) {
+        None => Ok(()),
+        Some(axis) => fail(format!(
+            "{dcn:?} does not divide mesh shape {shape:?} in axis {axis}"
+        )),
+    }
+}
+
+/// The factors of one physical axis, innermost first: (logical axis, size above 1).
+type Factors = Vec<(usize, u32)>;
+
+/// A part of a physical axis: its size and stride.
+type Part = (Physical, u32, u32);
+
+/// What all candidates share.
+struct Model<'a> {
+    job: &'a MultiSlice,
+    shape: &'a [u32],
+    traffic: &'a [Traffic],
+    /// Physical axes of extent above 1.
+    physical: Vec<(Physical, u32)>,
+}
+
+impl<'a> Model<'a> {
+    fn new(job: &'a MultiSlice, shape: &'a [u32], traffic: &'a [Traffic]) -> Self {
+        let slice = job.slice();
+        let torus = Axis::ALL
+            .into_iter()
+            .map(|axis| (Physical::Torus(axis), slice.shape().extents()[axis.index()]));
+        let physical = std::iter::once((Physical::Dcn, job.slices()))
+            .chain(std::iter::once((Physical::Core, slice.devices_per_chip())))
+            .chain(torus)
+            .filter(|&(_, extent)| extent > 1)
+            .collect();
+        Model {
+            job,
+            shape,
+            traffic,
+            physical,
+        }
+    }
+
+    /// The wiring of a stretch of a torus axis: closed where it goes all the way round an axis that
+    /// wraps. The shifted end of a twisted axis lands in the same group where the group
+    /// holds all of the axes that it shifts along; `whole` tells.
+    fn wiring(&self, axis: Axis, size: u32, stride: u32, whole: &[bool; 3]) -> Wiring {
+        let torus = self.job.slice().torus();
+        let extent = torus.shape().extents()[axis.index()];
+        let shifts_out = torus
+            .shift(axis)
+            .iter()
+            .zip(whole)
+            .any(|(&shift, &whole)| shift != 0 && !whole);
+        // Two members have one link to each other each way, closed or not.
+        let closed = torus.wrap()[axis.index()] && size * stride == extent && !shifts_out;
+        if closed && size > 2 {
+            Wiring::Ring
+        } else {
+            Wiring::Line
+        }
+    }
+
+    fn dimension(&self, component: &Component) -> Dimension {
+        let slice = self.job.slice();
+        let spec = slice.generation().spec();
+        match component.physical {
+            Physical::Core => Dimension::die(component.size, spec.die_bandwidth),
+            Physical::Torus(_) => Dimension::ici(
+                component.size,
+                component.stride,
+                component.wiring == Wiring::Ring,
+                slice.devices_per_chip(),
+                spec.link_bandwidth,
+            ),
+            Physical::Dcn => {
+                let chips: u32 = slice.chips_per_host().iter().product();
+                let devices = f64::from(chips * slice.devices_per_chip());
+                let bandwidth = self.job.dcn_bandwidth_per_host() / devices;
+                Dimension::dcn(component.size, bandwidth)
+            }
+        }
+    }
+
+    /// The components of a logical axis's parts.
+    fn components(&self, parts: &[Part]) -> Vec<Component> {
+        let extents = self.job.slice().shape().extents();
+        let mut whole = extents.map(|extent| extent == 1);
+        for &(physical, size, _) in parts {
+            if let Physical::Torus(axis) = physical {
+                whole[axis.index()] |= size == extents[axis.index()];
+            }
+        }
+        parts
+            .iter()
+            .map(|&(physical, size, stride)| {
+                let wiring = match physical {
+                    Physical::Core => Wiring::Line,
+                    Physical::Torus(axis) => self.wiring(axis, size, stride, &whole),
+                    Physical::Dcn => Wiring::Switch,
+                };
+                Component {
+                    physical,
+                    size,
+                    stride,
+                    wiring,
+                }
+            })
+            .collect()
+    }
+
+    fn seconds_of(&self, axis: usize, parts: &[Part]) -> f64 {
+        let dimensions: Vec<_> = self
+            .components(parts)
+            .iter()
+            .map(|component| self.dimension(component))
+            .collect();
+        self.traffic
+            .iter()
+            .filter(|entry| entry.axis == axis)
+            .map(|entry| cost::seconds(entry.collective, entry.bytes, &dimensions))
+            .sum()
+    }
+
+    /// The parts of a logical axis under a layout, with strides.
+    fn parts(&self, layout: &[Factors], axis: usize) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for (&(physical, _), factors) in self.physical.iter().zip(layout) {
+            let mut stride = 1;
+            for &(logical, size) in factors {
+                if logical == axis {
+                    parts.push((physical, size, stride));
+                }
+                stride *= size;
+            }
+        }
+        parts
+    }
+
+    /// The mesh of a layout.
+    fn finish(&self, layout: &[Factors]) -> Placement {
+        let mut axes = Vec::new();
+        // Per logical axis, for each place along it the coordinate it adds per physical axis.
+        let mut places: Vec<Vec<Vec<(Physical, u32)>>> = Vec::new();
+        for (axis, &size) in self.shape.iter().enumerate() {
+            let parts = self.parts(layout, axis);
+            let (dcn, local): (Vec<_>, Vec<_>) = parts
+                .iter()
+                .copied()
+                .partition(|part| part.0 == Physical::Dcn);
+            let extents: Vec<u32> = local.iter().map(|part| part.1).collect();
+            let components = self.components(&parts);
+            let lone = match &components[..] {
+                [component] => component.wiring != Wiring::Line || component.size == 2,
+                _ => components.is_empty(),
+            };
+            let cycle = if local.len() > 1 {
+                ring::cycle(&extents)
+            } else {
+                None
+            };
+            let is_ring = dcn.is_empty() && (lone || cycle.is_some());
+            let order = cycle.unwrap_or_else(|| ring::snake(&extents));
+            let outer = dcn.iter().map(|part| part.1).product::<u32>();
+            places.push(
+                (0..outer)
+                    .flat_map(|slice| order.iter().map(move |&cell| (slice, cell)))
+                    .map(|(slice, mut cell)| {
+                        let mut place = Vec::new();
+                        for &(physical, size, stride) in &local {
+                            place.push((physical, cell % size * stride));
+                            cell /= size;
+                        }
+                        place.extend(dcn.iter().map(|part| (part.0, slice * part.2)));
+                        place
+                    })
+                    .collect(),
+            );
+            axes.push(LogicalAxis {
+                size,
+                components,
+                is_ring,
+            });
+        }
+
+        let rank_of: HashMap<(u32, Coord, u32), u32> = self
+            .job
+            .devices()
+            .iter()
+            .zip(0..)
+            .map(|(device, rank)| ((device.slice, device.coords, device.core), rank))
+            .collect();
+        let mut ranks = Vec::with_capacity(rank_of.len());
+        let mut index = vec![0; self.shape.len()];
+        for _ in 0..rank_of.len() {
+            let (mut slice, mut coord, mut core) = (0, [0; 3], 0);
+            for (places, &at) in places.iter().zip(&index) {
+                for &(physical, offset) in &places[at] {
+                    match physical {
+                        Physical::Core => core += offset,
+                        Physical::Torus(axis) => coord[axis.index()] += offset,
+                        Physical::Dcn => slice += offset,
+                    }
+                }
+            }
+            ranks.push(rank_of[&(slice, Coord(coord), core)]);
+            for axis in (0..index.len()).rev() {
+                index[axis] += 1;
+                if index[axis] < places[axis].len() {
+                    break;
+                }
+                index[axis] = 0;
+            }
+        }
+        let times: Vec<_> = self
+            .traffic
+            .iter()
+            .map(|&traffic| {
+                let dimensions: Vec<_> = axes[traffic.axis]
+                    .components
+                    .iter()
+                    .map(|c| self.dimension(c))
+                    .collect();
+                let seconds = cost::seconds(traffic.collective, traffic.bytes, &dimensions);
+                TrafficTime { traffic, seconds }
+            })
+            .collect();
+        Placement {
+            topology: self.job.to_string(),
+            shape: self.shape.to_vec(),
+            axes,
+            ranks,
+            seconds: times.iter().map(|time| time.seconds).sum(),
+            times,
+        }
+    }
+
+    /// The groups along a logical axis, as positions in the mesh.
+    fn groups(&self, axis: usize) -> impl Iterator<Item = impl Iterator<Item = usize> + Clone> {
+        let size = self.shape[axis] as usize;
+        let inner: usize = self.shape[axis + 1..]
+            .iter()
+            .map(|&size| size as usize)
+            .product();
+        let total: usize = self.job.device_count() as usize;
+        (0..total / size).map(move |group| {
+            let first = group / inner * inner * size + group % inner;
+            (0..size).map(move |at| first + at * inner)
+        })
+    }
+
+    /// The components of a logical axis in an order of devices; `None` where its groups
+    /// are no products of stretches, or differ.
+    fn detect(&self, axis: usize, order: &[&Device]) -> Option<Vec<Component>> {
+        let mut common: Option<Vec<Part>> = None;
+        for group in self.groups(axis) {
+            let mut parts = Vec::new();
+            for &(physical, _) in &self.physical {
+                let mut along: Vec<u32> = group
+                    .clone()
+                    .map(|place| {
+                        let device = order[place];
+                        match physical {
+                            Physical::Core => device.core,
+                            Physical::Torus(axis) => device.coords.get(axis),
+                            Physical::Dcn => device.slice,
+                        }
+                    })
+                    .collect();
+                along.sort_unstable();
+                along.dedup();
+                if let [first, second, ..] = along[..] {
+                    let stride = second - first;
+                    let even = along.windows(2).all(|pair| pair[1] - pair[0] == stride);
+                    if !even && physical != Physical::Dcn {
+                        return None;
+                    }
+                    let stride = if physical == Physical::Dcn { 1 } else { stride };
+                    parts.push((physical, along.len() as u32, stride));
+                }
+            }
+            // Distinct devices inside a product of their own number are all of it.
+            if parts.iter().map(|part| part.1).product::<u32>() != self.shape[axis] {
+                return None;
+            }
+            match &common {
+                None => common = Some(parts),
+                Some(common) if *common != parts => return None,
+                Some(_) => {}
+            }
+        }
+        common.map(|parts| self.components(&parts))
+    }
+
+    /// Seconds of traffic whose groups are no products: by what it puts on each channel.
+    fn measure(
+        &self,
+        fabric: &Fabric,
+        axis: usize,
+        ranks: &[u32],
+        entry: &Traffic,
+    ) -> Result<f64, Error> {
+        let size = f64::from(self.shape[axis]);
+        let mut forward = vec![0.0f64; fabric.channels()];
+        let mut backward = vec![0.0f64; fabric.channels()];
+        let mut latency = 0.0f64;
+        let everyone = entry.collective == Collective::AllToAll;
+        for group in self.groups(axis) {
+            let members: Vec<u32> = group.map(|place| ranks[place]).collect();
+            for (at, &from) in members.iter().enumerate() {
+                let next = members[(at + 1) % members.len()];
+                let peers = if everyone {
+                    &members[..]
+                } else {
+                    std::slice::from_ref(&next)
+                };
+                for &to in peers.iter().filter(|&&to| to != from) {
+                    let mut time = fabric.startup(from, to);
+                    for channel in fabric.route(from, to)? {
+                        forward[channel.index()] += 1.0;
+                        time += fabric.channel(channel).latency;
+                    }
+                    latency = latency.max(time);
+                    if !everyone {
+                        for channel in fabric.route(to, from)? {
+                            backward[channel.index()] += 1.0;
+                        }
+                    }
+                }
+            }
+        }
+        let busiest = |messages: &dyn Fn(usize) -> f64| {
+            (0..forward.len())
+                .map(|at| {
+                    let channel = crate::ChannelId(at as u32);
+                    messages(at) / fabric.channel(channel).bandwidth
+                })
+                .fold(0.0, f64::max)
+        };
+        Ok(match entry.collective {
+            Collective::AllToAll => latency + entry.bytes / size * busiest(&|at| forward[at]),
+            Collective::Permute => latency + entry.bytes * busiest(&|at| forward[at]),
+            collective => {
+                // A ring in the order given, half of the data each way.
+                let passes = if collective == Collective::AllReduce {
+                    2.0
+                } else {
+                    1.0
+                };
+                let half = entry.bytes / 2.0 / size * busiest(&|at| forward[at] + backward[at]);
+                passes * (size - 1.0) * (latency + half)
+            }
+        })
+    }
+}
+
+/// Exhaustive search with bounds.
+struct Search<'a> {
+    model: &'a Model<'a>,
+    dcn_shape: Option<&'a [u32]>,
+    /// Seconds of a logical axis by its parts.
+    known: HashMap<(usize, Vec<Part>), f64>,
+    best: f64,
+    layout: Vec<Factors>,
+}
+
+impl<'a> Search<'a> {
+    fn new(model: &'a Model<'a>, dcn_shape: Option<&'a [u32]>) -> Search<'a> {
+        Search {
+            model,
+            dcn_shape,
+            known: HashMap::new(),
+            best: f64::INFINITY,
+            layout: Vec::new(),
+        }
+    }
+
+    fn seconds(&mut self, axis: usize, parts: Vec<Part>) -> f64 {
+        let model = self.model;
+        *self
+            .known
+            .entry((axis, parts))
+            .or_insert_with_key(|(axis, parts)| model.seconds_of(*axis, parts))
+    }
+
+    fn run(mut self) -> Vec<Factors> {
+        // How much of each physical axis each logical axis gets, without the order.
+        let mut candidates = Vec::new();
+        let mut left = self.model.shape.to_vec();
+        self.split(0, &mut Vec::new(), &mut left, &mut candidates);
+
+        // No order is faster than every part being innermost; fewer parts win ties.
+        let mut bounded: Vec<(f64, usize, Vec<Factors>)> = candidates
+            .into_iter()
+            .map(|layout| {
+                let bound = (0..self.model.shape.len())
+                    .map(|axis| {
+                        let mut parts = self.model.parts(&layout, axis);
+                        for part in &mut parts {
+                            part.2 = 1;
+                        }
+                        self.seconds(axis, parts)
+                    })
+                    .sum();
+                let parts = layout.iter().map(Vec::len).sum();
+                (bound, parts, layout)
+            })
+            .collect();
+        bounded.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for (bound, _, layout) in bounded {
+            // A stride of 2 that goes all the way round can equal a line, never beat it.
+            if bound >= self.best {
+                break;
+            }
+            self.order(0, layout);
+        }
+        self.layout
+    }
+
+    /// All ways to give factors of physical axis `at` and the following to logical axes.
+    fn split(
+        &self,
+        at: usize,
+        layout: &mut Vec<Factors>,
+        left: &mut Vec<u32>,
+        candidates: &mut Vec<Vec<Factors>>,
+    ) {
+        let Some(&(physical, extent)) = self.model.physical.get(at) else {
+            candidates.push(layout.clone());
+            return;
+        };
+        if let (Physical::Dcn, Some(dcn)) = (physical, self.dcn_shape) {
+            let factors: Factors = dcn
+                .iter()
+                .copied()
+                .enumerate()
+                .filter(|factor| factor.1 > 1)
+                .collect();
+            for &(axis, size) in &factors {
+                left[axis] /= size;
+            }
+            layout.push(factors.clone());
+            self.split(at + 1, layout, left, candidates);
+            layout.pop();
+            for &(axis, size) in &factors {
+                left[axis] *= size;
+            }
+            return;
+        }
+        self.split_axis(at, extent, 0, &mut Vec::new(), layout, left, candidates);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the state of one recursion")]
+    fn split_axis(
+        &self,
+        at: usize,
+        extent: u32,
+        axis: usize,
+        factors: &mut Factors,
+        layout: &mut Vec<Factors>,
+        left: &mut Vec<u32>,
+        candidates: &mut Vec<Vec<Factors>>,
+    ) {
+        if extent == 1 {
+            layout.push(factors.clone());
+            self.split(at + 1, layout, left, candidates);
+            layout.pop();
+            return;
+        }
+        if axis == left.len() {
+            return;
+        }
+        for size in (1..=extent.min(left[axis])).rev() {
+            if !extent.is_multiple_of(size) || !left[axis].is_multiple_of(size) {
+                continue;
+            }
+            if size > 1 {
+                factors.push((axis, size));
+            }
+            left[axis] /= size;
+            self.split_axis(
+                at,
+                extent / size,
+                axis + 1,
+                factors,
+                layout,
+                left,
+                candidates,
+            );
+            left[axis] *= size;
+            if size > 1 {
+                factors.pop();
+            }
+        }
+    }
+
+    /// All orders of the factors of physical axis `at` and the following.
+    fn order(&mut self, at: usize, mut layout: Vec<Factors>) {
+        if at == layout.len() {
+            let mut total = 0.0;
+            for axis in 0..self.model.shape.len() {
+                total += self.seconds(axis, self.model.parts(&layout, axis));
+                if total >= self.best {
+                    return;
+                }
+            }
+            self.best = total;
+            self.layout = layout;
+            return;
+        }
+        // Ports and the two devices of a chip know no order; last logical axis innermost first, so
+        // that of equal orders the one nearest to the mesh's own stays.
+        layout[at].reverse();
+        let count = layout[at].len();
+        if matches!(self.model.physical[at].0, Physical::Torus(_)) {
+            self.permute(at, count, layout);
+        } else {
+            self.order(at + 1, layout);
+        }
+    }
+
+    fn permute(&mut self, at: usize, free: usize, layout: Vec<Factors>) {
+        if free <= 1 {
+            self.order(at + 1, layout);
+            return;
+        }
+        for pick in (0..free).rev() {
+            let mut next = layout.clone();
+            let factor = next[at].remove(pick);
+            next[at].insert(free - 1, factor);
+            self.permute(at, free - 1, next);
+        }
+    }
+}
