@@ -5,6 +5,7 @@
 
 pub mod call;
 mod error;
+pub mod pjrt;
 pub mod store;
 
 pub use call::{Call, Pieces, Segment};
