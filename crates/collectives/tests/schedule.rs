@@ -1,7 +1,9 @@
 //! Every algorithm's plan is proved correct for every group size, by the symbolic verifier.
 
+use std::sync::Arc;
+
 use tpu_dist_collectives::Kind;
-use tpu_dist_collectives::algorithm::{self, Algorithm, Direct};
+use tpu_dist_collectives::algorithm::*;
 use tpu_dist_collectives::schedule::verify::{Report, verify};
 use tpu_dist_collectives::schedule::{IN_FLIGHT, Request};
 
@@ -64,24 +66,125 @@ fn requests(kind: Kind, ranks: u32) -> Vec<Request> {
 }
 
 fn prove(algorithm: &dyn Algorithm, request: &Request) -> Report {
-    let schedule = algorithm::plan(algorithm, request).expect("supported");
+    let schedule = plan(algorithm, request).expect("supported");
     match verify(request, &schedule, IN_FLIGHT) {
         Ok(report) => report,
         Err(error) => panic!("{}: {request:?}: {error}\n{schedule}", algorithm.name()),
     }
 }
 
-#[test]
-fn direct_serves_every_kind() {
-    for ranks in 1..=16 {
-        for kind in KINDS {
-            for request in requests(kind, ranks) {
-                assert!(Direct.supports(&request));
-                let report = prove(&Direct, &request);
-                assert_eq!(report.hazards, [], "{request:?}");
-                assert!(report.bit_equal);
-                assert!(report.roundings <= 1);
+/// Algorithms that serve groups of `ranks` ranks, with orders, tori and groupings of all
+/// kinds, and whether their plans never write to what a send may still read.
+fn algorithms(ranks: u32) -> Vec<(Box<dyn Algorithm>, bool)> {
+    let mut all: Vec<(Box<dyn Algorithm>, bool)> = vec![
+        (Box::new(Direct), true),
+        (Box::new(Ring::new()), false),
+        (Box::new(Ring::bidirectional()), false),
+        (Box::new(HalvingDoubling), true),
+        (Box::new(RecursiveDoubling), false),
+        (Box::new(Swing::new()), true),
+        (Box::new(Binomial), false),
+        (Box::new(DoubleBinaryTree), false),
+        (Box::new(Pat), false),
+        (Box::new(Pairwise), true),
+        (Box::new(Dissemination), true),
+    ];
+    let shuffled: Vec<u32> = (0..ranks)
+        .map(|at| {
+            if at % 2 == 0 {
+                at / 2
+            } else {
+                ranks - 1 - at / 2
+            }
+        })
+        .collect();
+    all.push((
+        Box::new(Ring::bidirectional().along(shuffled.clone())),
+        false,
+    ));
+    for sides in tori(ranks) {
+        if sides.iter().all(|side| side.is_power_of_two()) {
+            all.push((Box::new(Swing::torus(sides.clone())), true));
+        }
+        all.push((Box::new(Bucket::new(sides)), true));
+    }
+    let algorithms: [Arc<dyn Algorithm>; 3] = [
+        Arc::new(Direct),
+        Arc::new(Ring::new()),
+        Arc::new(HalvingDoubling),
+    ];
+    for (number, size) in [1, 2, 3, 4, 8].into_iter().enumerate() {
+        // The last group is smaller where the size does not divide.
+        let groups: Vec<Vec<u32>> = shuffled.chunks(size).map(<[u32]>::to_vec).collect();
+        let inner = algorithms[number % 2].clone();
+        let outer = algorithms[number % 3].clone();
+        all.push((Box::new(Hierarchical::new(groups, inner, outer)), false));
+    }
+    all
+}
+
+/// The ways to write `ranks` as a torus of up to three dimensions.
+fn tori(ranks: u32) -> Vec<Vec<u32>> {
+    let mut tori = vec![vec![ranks]];
+    for x in (1..=ranks).filter(|x| ranks.is_multiple_of(*x)) {
+        tori.push(vec![x, ranks / x]);
+        let rest = ranks / x;
+        tori.extend(
+            (2..rest)
+                .filter(|y| rest.is_multiple_of(*y))
+                .map(|y| vec![x, y, rest / y]),
+        );
+    }
+    tori
+}
+
+fn prove_all(sizes: impl Iterator<Item = u32>, choose: fn(u32, usize) -> bool) {
+    for ranks in sizes {
+        for (algorithm, hazard_free) in algorithms(ranks) {
+            let mut requests: Vec<Request> = KINDS
+                .into_iter()
+                .flat_map(|kind| requests(kind, ranks))
+                .collect();
+            requests.retain(|request| algorithm.supports(request));
+            assert_ne!(
+                requests,
+                [],
+                "{algorithm:?} serves nothing on {ranks} ranks"
+            );
+            for (number, request) in requests.into_iter().enumerate() {
+                if !choose(ranks, number) {
+                    continue;
+                }
+                let report = prove(&*algorithm, &request);
+                if hazard_free {
+                    assert_eq!(report.hazards, [], "{}: {request:?}", algorithm.name());
+                }
+                assert!(report.bit_equal, "{}: {request:?}", algorithm.name());
+                if algorithm.rounds_once() {
+                    assert!(report.roundings <= 1, "{}: {request:?}", algorithm.name());
+                }
             }
         }
+    }
+}
+
+#[test]
+fn all_algorithms_are_right_on_small_groups() {
+    prove_all(1..=17, |_, _| true);
+}
+
+#[test]
+fn all_algorithms_are_right_on_large_groups() {
+    // Each size has its turn of the requests; the small groups have had all of them.
+    prove_all(18..=64, |ranks, number| {
+        (number + ranks as usize).is_multiple_of(7)
+    });
+}
+
+#[test]
+fn direct_serves_every_kind() {
+    for request in (1..=64).flat_map(|n| KINDS.into_iter().flat_map(move |kind| requests(kind, n)))
+    {
+        assert!(Direct.supports(&request), "{request:?}");
     }
 }

@@ -4,9 +4,28 @@
 //! that plan the same request with the same algorithm fit together. [`plan`] collects
 //! the parts of all ranks, for the verifier, the simulator and tests.
 
+mod bucket;
 mod direct;
+mod dissemination;
+mod halving_doubling;
+mod hierarchical;
+mod pairwise;
+mod pat;
+mod ring;
+mod swing;
+mod timeline;
+mod tree;
 
+pub use bucket::Bucket;
 pub use direct::Direct;
+pub use dissemination::Dissemination;
+pub use halving_doubling::{HalvingDoubling, RecursiveDoubling};
+pub use hierarchical::Hierarchical;
+pub use pairwise::Pairwise;
+pub use pat::Pat;
+pub use ring::Ring;
+pub use swing::Swing;
+pub use tree::{Binomial, DoubleBinaryTree};
 
 use crate::schedule::{Chunk, RankPlan, Request, RequestError, Schedule, Step};
 

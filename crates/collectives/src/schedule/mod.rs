@@ -26,7 +26,7 @@ pub use step::Step;
 
 /// Messages on their way from one rank to another that an executor must be able to hold
 /// for the plans of this crate not to deadlock.
-pub const IN_FLIGHT: usize = 3;
+pub const IN_FLIGHT: usize = 4;
 
 /// What one rank does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
