@@ -18,9 +18,11 @@
 pub mod assign;
 mod coord;
 pub mod cost;
+pub mod draw;
 mod error;
 mod fabric;
 mod generation;
+pub mod launch;
 mod link;
 mod multislice;
 pub mod parse;
