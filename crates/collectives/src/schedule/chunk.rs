@@ -40,7 +40,7 @@ impl Chunk {
 
     /// One past the last element.
     pub fn end(&self) -> u64 {
-        self.offset + self.count
+        self.offset.saturating_add(self.count)
     }
 
     /// The part that starts `skip` elements in and has at most `limit` elements.

@@ -733,7 +733,9 @@ impl<'a> Play<'a> {
         state.memory[index(chunk.buffer)].write(chunk.offset..chunk.end(), runs);
     }
 
-    fn conclude(self) -> Result<Report, VerifyError> {
+    fn conclude(mut self) -> Result<Report, VerifyError> {
+        self.hazards
+            .sort_unstable_by_key(|hazard| (hazard.rank, hazard.write, hazard.send));
         let mut roundings = 0;
         let mut bit_equal = true;
         // Fingerprints by element of the collective's input, to compare copies.
