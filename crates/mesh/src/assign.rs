@@ -231,8 +231,7 @@ pub fn evaluate(
         {
             *time = match &components {
                 Some(components) => {
-                    let dimensions: Vec<_> =
-                        components.iter().map(|c| model.dimension(c)).collect();
+                    let dimensions: Vec<_> = components.iter().map(|c| dimension(job, c)).collect();
                     cost::seconds(entry.collective, entry.bytes, &dimensions)
                 }
                 None => {
@@ -320,6 +319,83 @@ fn check_dcn(job: &MultiSlice, shape: &[u32], dcn: &[u32]) -> Result<(), Error> 
     }
 }
 
+/// A component as the cost model sees it.
+pub fn dimension(job: &MultiSlice, component: &Component) -> Dimension {
+    let slice = job.slice();
+    let spec = slice.generation().spec();
+    match component.physical {
+        Physical::Core => Dimension::die(component.size, spec.die_bandwidth),
+        Physical::Torus(_) => Dimension::ici(
+            component.size,
+            component.stride,
+            component.wiring == Wiring::Ring,
+            slice.devices_per_chip(),
+            spec.link_bandwidth,
+        ),
+        Physical::Dcn => {
+            let chips: u32 = slice.chips_per_host().iter().product();
+            let devices = f64::from(chips * slice.devices_per_chip());
+            Dimension::dcn(component.size, job.dcn_bandwidth_per_host() / devices)
+        }
+    }
+}
+
+/// The dimensions of one group of ranks (positions in [`MultiSlice::devices`]), with like groups
+/// beside it assumed busy.
+///
+/// A group that is no product of stretches of physical axes is one ring in the order given, on the
+/// links that its busiest channel leaves it.
+///
+/// # Errors
+/// [`Error::Mesh`] for ranks that repeat or do not exist.
+pub fn group(job: &MultiSlice, ranks: &[u32]) -> Result<Vec<Dimension>, Error> {
+    let devices = job.devices();
+    let mut seen = vec![false; devices.len()];
+    for &rank in ranks {
+        match seen.get_mut(rank as usize) {
+            Some(seen) if !*seen => *seen = true,
+            _ => {
+                return Err(Error::Mesh {
+                    argument: "ranks",
+                    reason: format!("{rank} repeats or is not below {}", devices.len()),
+                });
+            }
+        }
+    }
+    let model = Model::new(job, &[], &[]);
+    let members: Vec<_> = ranks.iter().map(|&rank| &devices[rank as usize]).collect();
+    if let Some(parts) = model.parts_of(members) {
+        return Ok(model
+            .components(&parts)
+            .iter()
+            .map(|c| dimension(job, c))
+            .collect());
+    }
+    let fabric = Fabric::new(job);
+    let mut busy = vec![0u32; fabric.channels()];
+    let (mut startup, mut latency) = (0.0f64, 0.0f64);
+    for (at, &from) in ranks.iter().enumerate() {
+        let to = ranks[(at + 1) % ranks.len()];
+        let route = fabric.route(from, to)?;
+        startup = startup.max(fabric.startup(from, to));
+        latency = latency.max(route.iter().map(|&c| fabric.channel(c).latency).sum());
+        route.iter().for_each(|channel| busy[channel.index()] += 1);
+    }
+    let bandwidth = (0..busy.len())
+        .filter(|&at| busy[at] > 0)
+        .map(|at| fabric.channel(crate::ChannelId(at as u32)).bandwidth / f64::from(busy[at]))
+        .fold(f64::INFINITY, f64::min);
+    let bandwidth = bandwidth / f64::from(job.slice().devices_per_chip());
+    let size = ranks.len() as u32;
+    Ok(vec![Dimension {
+        size,
+        wiring: Wiring::Line,
+        bandwidth,
+        startup,
+        hop: latency,
+    }])
+}
+
 /// The factors of one physical axis, innermost first: (logical axis, size above 1).
 type Factors = Vec<(usize, u32)>;
 
@@ -374,27 +450,6 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn dimension(&self, component: &Component) -> Dimension {
-        let slice = self.job.slice();
-        let spec = slice.generation().spec();
-        match component.physical {
-            Physical::Core => Dimension::die(component.size, spec.die_bandwidth),
-            Physical::Torus(_) => Dimension::ici(
-                component.size,
-                component.stride,
-                component.wiring == Wiring::Ring,
-                slice.devices_per_chip(),
-                spec.link_bandwidth,
-            ),
-            Physical::Dcn => {
-                let chips: u32 = slice.chips_per_host().iter().product();
-                let devices = f64::from(chips * slice.devices_per_chip());
-                let bandwidth = self.job.dcn_bandwidth_per_host() / devices;
-                Dimension::dcn(component.size, bandwidth)
-            }
-        }
-    }
-
     /// The components of a logical axis's parts.
     fn components(&self, parts: &[Part]) -> Vec<Component> {
         let extents = self.job.slice().shape().extents();
@@ -426,7 +481,7 @@ impl<'a> Model<'a> {
         let dimensions: Vec<_> = self
             .components(parts)
             .iter()
-            .map(|component| self.dimension(component))
+            .map(|component| dimension(self.job, component))
             .collect();
         self.traffic
             .iter()
@@ -532,7 +587,7 @@ impl<'a> Model<'a> {
                 let dimensions: Vec<_> = axes[traffic.axis]
                     .components
                     .iter()
-                    .map(|c| self.dimension(c))
+                    .map(|c| dimension(self.job, c))
                     .collect();
                 let seconds = cost::seconds(traffic.collective, traffic.bytes, &dimensions);
                 TrafficTime { traffic, seconds }
@@ -567,35 +622,7 @@ impl<'a> Model<'a> {
     fn detect(&self, axis: usize, order: &[&Device]) -> Option<Vec<Component>> {
         let mut common: Option<Vec<Part>> = None;
         for group in self.groups(axis) {
-            let mut parts = Vec::new();
-            for &(physical, _) in &self.physical {
-                let mut along: Vec<u32> = group
-                    .clone()
-                    .map(|place| {
-                        let device = order[place];
-                        match physical {
-                            Physical::Core => device.core,
-                            Physical::Torus(axis) => device.coords.get(axis),
-                            Physical::Dcn => device.slice,
-                        }
-                    })
-                    .collect();
-                along.sort_unstable();
-                along.dedup();
-                if let [first, second, ..] = along[..] {
-                    let stride = second - first;
-                    let even = along.windows(2).all(|pair| pair[1] - pair[0] == stride);
-                    if !even && physical != Physical::Dcn {
-                        return None;
-                    }
-                    let stride = if physical == Physical::Dcn { 1 } else { stride };
-                    parts.push((physical, along.len() as u32, stride));
-                }
-            }
-            // Distinct devices inside a product of their own number are all of it.
-            if parts.iter().map(|part| part.1).product::<u32>() != self.shape[axis] {
-                return None;
-            }
+            let parts = self.parts_of(group.map(|place| order[place]).collect())?;
             match &common {
                 None => common = Some(parts),
                 Some(common) if *common != parts => return None,
@@ -603,6 +630,39 @@ impl<'a> Model<'a> {
             }
         }
         common.map(|parts| self.components(&parts))
+    }
+
+    /// The parts whose product a group is, if it is one.
+    fn parts_of(&self, group: Vec<&Device>) -> Option<Vec<Part>> {
+        let mut parts = Vec::new();
+        for &(physical, _) in &self.physical {
+            let mut along: Vec<u32> = group
+                .iter()
+                .map(|device| match physical {
+                    Physical::Core => device.core,
+                    Physical::Torus(axis) => device.coords.get(axis),
+                    Physical::Dcn => device.slice,
+                })
+                .collect();
+            along.sort_unstable();
+            along.dedup();
+            if let [first, second, ..] = along[..] {
+                // Slices are as near to each other whichever they are.
+                let stride = if physical == Physical::Dcn {
+                    1
+                } else {
+                    second - first
+                };
+                let even = along.windows(2).all(|pair| pair[1] - pair[0] == stride);
+                if !even && physical != Physical::Dcn {
+                    return None;
+                }
+                parts.push((physical, along.len() as u32, stride));
+            }
+        }
+        // Distinct devices inside a product of their own number are all of it.
+        let product: u32 = parts.iter().map(|part| part.1).product();
+        (product as usize == group.len()).then_some(parts)
     }
 
     /// Seconds of traffic whose groups are no products: by what it puts on each channel.

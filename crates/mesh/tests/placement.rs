@@ -237,6 +237,47 @@ fn errors_name_the_argument() {
 }
 
 #[test]
+fn groups_have_dimensions() {
+    let one = job("v5p:4x4x8");
+    let devices = one.devices();
+    let ranks = |keep: &dyn Fn([u32; 3]) -> bool| -> Vec<u32> {
+        (0..one.device_count())
+            .filter(|&rank| keep(devices[rank as usize].coords.0))
+            .collect()
+    };
+    let sizes = |ranks: &[u32]| -> Vec<_> {
+        assign::group(&one, ranks)
+            .unwrap()
+            .iter()
+            .map(|d| (d.size, d.wiring))
+            .collect()
+    };
+    assert_eq!(
+        sizes(&ranks(&|[_, y, z]| y == 1 && z == 2)),
+        [(4, Wiring::Ring)]
+    );
+    assert_eq!(
+        sizes(&ranks(&|[x, y, _]| x == 0 && y < 2)),
+        [(2, Wiring::Line), (8, Wiring::Ring)]
+    );
+    // Three chips at a corner are no box: one ring through all.
+    assert_eq!(
+        sizes(&ranks(&|[x, y, z]| z == 0 && x + y < 2)),
+        [(3, Wiring::Line)]
+    );
+    let several = job("2*v5e:2x2");
+    let dimensions = assign::group(&several, &[1, 5]).unwrap();
+    assert_eq!(
+        (dimensions[0].size, dimensions[0].wiring),
+        (2, Wiring::Switch)
+    );
+    // A host of four chips has half of the 200 Gbit/s of one with eight; a chip a quarter of it.
+    assert_eq!(dimensions[0].bandwidth, 3.125e9);
+    assert!(assign::group(&several, &[1, 1]).is_err());
+    assert!(assign::group(&several, &[8]).is_err());
+}
+
+#[test]
 fn a_pod_is_built_and_placed_quickly() {
     let start = Instant::now();
     let slice: Slice = "v7x:8x16x72".parse().unwrap();
