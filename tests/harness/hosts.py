@@ -47,22 +47,32 @@ class Host:
     Args:
         name: its host name.
         shm: size of its /dev/shm, as `mount -o size=` takes it.
-        hosts: text of its /etc/hosts, or None for the real one.
+        hosts: text of its /etc/hosts; by default it knows itself as a loopback address.
+        network_of: a host whose network it uses, as containers of one pod do.
     """
 
-    def __init__(self, name: str, *, shm: str = "1g", hosts: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        shm: str = "1g",
+        hosts: str | None = None,
+        network_of: Host | None = None,
+    ) -> None:
         self.name = name
         self._directory = tempfile.TemporaryDirectory(prefix=f"host_{name}_")
         setup = (
             f"hostname {name} && mount -t tmpfs -o size={shm} tmpfs /dev/shm && ip link set lo up"
         )
-        if hosts is not None:
-            path = Path(self._directory.name) / "hosts"
-            path.write_text(hosts)
-            setup += f" && mount --bind {path} /etc/hosts"
+        path = Path(self._directory.name) / "hosts"
+        path.write_text(hosts or f"127.0.0.1 localhost {name}\n::1 localhost\n")
+        setup += f" && mount --bind {path} /etc/hosts"
+        network = ["nsenter", "--target", str(network_of.pid), "--net"] if network_of else []
         self._holder = subprocess.Popen(
             [
-                *("unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork"),
+                *network,
+                *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"),
+                *([] if network_of else ["--net"]),
                 *("--kill-child", "--mount-proc", "sh", "-c"),
                 f"{setup} && echo ready && exec sleep infinity",
             ],
