@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tpu_dist_collectives::{DType, ReduceKind, Signature};
+use tpu_dist_collectives::{DType, ReduceKind};
 
 /// Why an operation, or the creation of a group, failed.
 ///
@@ -41,6 +41,14 @@ pub enum Error {
         /// Who did not arrive.
         detail: String,
         /// Group ranks that did not arrive, where known.
+        missing: Vec<u32>,
+    },
+    /// A monitored barrier was not passed by all.
+    #[error("{message}")]
+    Monitored {
+        /// Names the ranks, as Gloo does.
+        message: String,
+        /// Group ranks that did not arrive.
         missing: Vec<u32>,
     },
     /// Ranks called different collectives.
@@ -108,9 +116,4 @@ pub enum Error {
     /// Memory or another resource of this machine ran out.
     #[error("{0}")]
     Resource(String),
-}
-
-/// Text of a signature, for [`Error::Mismatch`].
-pub(crate) fn describe(signature: &Signature) -> Box<str> {
-    signature.to_string().into_boxed_str()
 }

@@ -4,10 +4,26 @@
 //! fabric: the connections, shared memory and threads belong to the process.
 
 pub mod call;
+mod communicator;
+pub mod config;
+mod engine;
 mod error;
+mod fabric;
+mod link;
+mod operation;
 pub mod pjrt;
+mod progress;
+mod stats;
 pub mod store;
+mod sync;
+mod transport;
+pub mod wire;
+mod world;
 
 pub use call::{Call, Pieces, Segment};
+pub use communicator::{Communicator, GroupSpec};
 pub use error::Error;
+pub use operation::{Completion, Operation};
+pub use progress::set_interrupt_check;
+pub use stats::Stat;
 pub use store::Store;

@@ -1,0 +1,1200 @@
+//! One group of ranks.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tpu_dist_collectives::reduce::Reducer;
+use tpu_dist_collectives::{DType, Kind, Signature};
+
+use crate::call::{Call, Pieces, Segment};
+use crate::engine::local::{self, Local};
+use crate::engine::net::Net;
+use crate::engine::{Failure, Job};
+use crate::fabric::{Fabric, Member, Peer, hash, is_forked, words};
+use crate::link::{Key, LinkError, Mode, Transfer};
+use crate::operation::{Completion, Message, Operation};
+use crate::progress::{Background, Interrupted, Work, is_crowded, wait};
+use crate::stats::{Stat, Stats};
+use crate::transport::region::group_key;
+use crate::wire::{Class, Control};
+use crate::world::World;
+use crate::{Error, Store};
+
+/// How long after a rank has left in good order an operation that it keeps waiting is
+/// given up: what it sent before may still be on its way.
+const LEAVE_GRACE: Duration = Duration::from_millis(300);
+/// How long ranks are given to say which collective they have entered.
+const PROBE: Duration = Duration::from_millis(200);
+/// From this size on, an asynchronous collective wakes the background thread at once.
+const URGENT_BYTES: usize = 64 << 10;
+
+/// Who a group is.
+#[derive(Clone, Debug)]
+pub struct GroupSpec {
+    /// Equal on all members, and used by no other group of the job at the time.
+    pub id: String,
+    /// For messages.
+    pub name: String,
+    /// Own rank in the group.
+    pub rank: u32,
+    /// Number of ranks, at least 1.
+    pub size: u32,
+    /// The global rank of each rank of the group.
+    pub global_ranks: Vec<u32>,
+    /// Whether this is the job's default group, of which subgroups are made.
+    pub default: bool,
+    /// Timeout of operations that name none.
+    pub timeout: Duration,
+}
+
+impl GroupSpec {
+    fn check(&self) -> Result<(), Error> {
+        let invalid = |argument, message| {
+            Err(Error::InvalidArgument { operation: "create group", argument, message })
+        };
+        if self.size == 0 || self.rank >= self.size {
+            return invalid("rank", format!("expected below size {}, got {}", self.size, self.rank));
+        }
+        if self.global_ranks.len() != self.size as usize {
+            return invalid(
+                "global_ranks",
+                format!("expected {} ranks, got {}", self.size, self.global_ranks.len()),
+            );
+        }
+        Ok(())
+    }
+}
+
+enum Engine {
+    Local(Local),
+    Net(Net),
+}
+
+impl Engine {
+    async fn run(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        match self {
+            Engine::Local(local) => local.run(job, sequence).await,
+            Engine::Net(net) => net.run(job, sequence).await,
+        }
+    }
+}
+
+type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+
+/// The collectives of a group, one at a time, in order.
+#[derive(Default)]
+struct Lane {
+    /// A thread runs one at this moment.
+    running: bool,
+    queue: VecDeque<(Arc<Operation>, Running)>,
+}
+
+/// What operations share; they keep it alive.
+pub(crate) struct Group {
+    this: Weak<Group>,
+    spec: GroupSpec,
+    key: u64,
+    fabric: Arc<Fabric>,
+    world: Arc<World>,
+    peers: Vec<Option<Arc<Peer>>>,
+    engine: Engine,
+    crowded: bool,
+    timeout: AtomicU64,
+    lane: Mutex<Lane>,
+    /// Collectives begun; the number of the last one.
+    sequence: AtomicU64,
+    pending: Mutex<HashMap<u64, Arc<Operation>>>,
+    last_message: AtomicU64,
+    failure: OnceLock<Error>,
+    left: Mutex<Vec<(u32, String, Instant)>>,
+    has_left: AtomicBool,
+    shut_down: AtomicBool,
+    stats: Stats,
+    children: Mutex<Vec<Weak<Group>>>,
+}
+
+/// A group of ranks: collectives and messages among them.
+///
+/// Collectives run in the order in which they are started, on every rank the same.
+/// Messages match first in, first out by (source, tag), and wait for nothing else.
+/// All methods may be called from several threads.
+pub struct Communicator {
+    group: Arc<Group>,
+}
+
+impl Communicator {
+    /// Creates a group together with its other members, whom it finds through `store`, or
+    /// without a word when they are part of the default group.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the ranks that did not join in time.
+    pub fn create(spec: GroupSpec, store: Arc<dyn Store>) -> Result<Arc<Communicator>, Error> {
+        spec.check()?;
+        refuse_fork("create group")?;
+        let fabric = Fabric::get()?;
+        let known = if spec.default { None } else { World::current(&spec.global_ranks) };
+        let world = match known {
+            Some(world) => world,
+            None => Arc::new(World::meet(&fabric, &spec, store.as_ref())?),
+        };
+        if spec.default {
+            world.make_current();
+        }
+        Group::start(fabric, world, spec)
+    }
+
+    /// Creates a group of members of this one, without a word between them. Aborting this
+    /// group aborts it too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a global rank is not a member of this group's world.
+    pub fn split(&self, spec: GroupSpec) -> Result<Arc<Communicator>, Error> {
+        spec.check()?;
+        self.group.check_usable("split")?;
+        for rank in &spec.global_ranks {
+            if !self.group.spec.global_ranks.contains(rank) {
+                return Err(Error::InvalidArgument {
+                    operation: "split",
+                    argument: "global_ranks",
+                    message: format!(
+                        "expected members of group '{}' ({:?}), got {rank}",
+                        self.group.spec.name, self.group.spec.global_ranks
+                    ),
+                });
+            }
+        }
+        let child = Group::start(self.group.fabric.clone(), self.group.world.clone(), spec)?;
+        let mut children = self.group.children.lock().expect("no panic while children are held");
+        children.retain(|child| child.strong_count() > 0);
+        children.push(Arc::downgrade(&child.group));
+        Ok(child)
+    }
+
+    /// Starts a collective; runs it, unless `call.asynchronous`.
+    ///
+    /// # Errors
+    /// Wrong arguments, or a group that cannot be used. How the collective itself went is
+    /// the operation's to tell.
+    ///
+    /// # Safety
+    /// The segments of `call` stay valid, and nobody else touches them, until the
+    /// operation has ended and dropped `completion`.
+    pub unsafe fn collective(
+        &self,
+        call: Call,
+        completion: Option<Box<dyn Completion>>,
+    ) -> Result<Arc<Operation>, Error> {
+        let group = &self.group;
+        group.check_usable(call.kind.name())?;
+        let job = group.prepare(call)?;
+        let asynchronous = job.call.asynchronous;
+        let bytes = job.call.input.bytes().max(job.call.output.bytes());
+        let timeout = job.call.timeout.unwrap_or_else(|| self.timeout());
+        let operation = |sequence, completion| {
+            let signature = job.signature;
+            let group = group.clone();
+            Arc::new(Operation::new(
+                group, signature, sequence, bytes as u64, timeout, completion, None,
+            ))
+        };
+        let mut lane = group.lane();
+        let sequence = group.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        if !asynchronous && !lane.running && lane.queue.is_empty() {
+            lane.running = true;
+            drop(lane);
+            let operation = operation(sequence, completion);
+            let result = group.run_here(&operation, &job, sequence);
+            group.lane().running = false;
+            operation.end(result);
+            return Ok(operation);
+        }
+        let operation = operation(sequence, completion);
+        let future: Running = Box::pin({
+            let group = group.clone();
+            async move { group.engine.run(&job, sequence).await }
+        });
+        lane.queue.push_back((operation.clone(), future));
+        drop(lane);
+        if asynchronous {
+            // A first step at once: what this rank brings is there when the others come.
+            group.advance_lane();
+            if !operation.is_completed() {
+                group.notice(bytes >= URGENT_BYTES);
+            }
+        } else {
+            // How it went is in the operation; a signal leaves it running.
+            let _ = operation.wait(None);
+        }
+        Ok(operation)
+    }
+
+    /// Starts to send a message to rank `to`.
+    ///
+    /// # Errors
+    /// Wrong arguments, or a group that cannot be used.
+    ///
+    /// # Safety
+    /// As [`Communicator::collective`], for `data`.
+    pub unsafe fn send(
+        &self,
+        to: u32,
+        tag: i32,
+        data: Segment,
+        dtype: DType,
+        timeout: Option<Duration>,
+        completion: Option<Box<dyn Completion>>,
+    ) -> Result<Arc<Operation>, Error> {
+        // SAFETY: passed on.
+        unsafe { self.message(Kind::Send, Some(to), tag, data, dtype, timeout, completion) }
+    }
+
+    /// Starts to receive a message from rank `from`, or from any.
+    ///
+    /// # Errors
+    /// Wrong arguments, or a group that cannot be used.
+    ///
+    /// # Safety
+    /// As [`Communicator::collective`], for `data`.
+    pub unsafe fn recv(
+        &self,
+        from: Option<u32>,
+        tag: i32,
+        data: Segment,
+        dtype: DType,
+        timeout: Option<Duration>,
+        completion: Option<Box<dyn Completion>>,
+    ) -> Result<Arc<Operation>, Error> {
+        // SAFETY: passed on.
+        unsafe { self.message(Kind::Recv, from, tag, data, dtype, timeout, completion) }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one body for both directions")]
+    unsafe fn message(
+        &self,
+        kind: Kind,
+        peer: Option<u32>,
+        tag: i32,
+        data: Segment,
+        dtype: DType,
+        timeout: Option<Duration>,
+        completion: Option<Box<dyn Completion>>,
+    ) -> Result<Arc<Operation>, Error> {
+        let group = &self.group;
+        group.check_usable(kind.name())?;
+        if let Some(rank) = peer
+            && (rank >= group.spec.size || rank == group.spec.rank)
+        {
+            return Err(Error::InvalidArgument {
+                operation: kind.name(),
+                argument: if kind == Kind::Send { "dst" } else { "src" },
+                message: format!(
+                    "expected another rank of the group of {}, got {rank} on rank {}",
+                    group.spec.size, group.spec.rank
+                ),
+            });
+        }
+        let signature = Signature {
+            kind,
+            op: None,
+            dtype: Some(dtype),
+            root: peer,
+            tensors: 1,
+            count: (data.bytes / dtype.size()) as u64,
+            layout: 0,
+        };
+        let key = Key { class: Class::PointToPoint, group: group.key, channel: tag as u32 as u64 };
+        let operation = Arc::new(Operation::new(
+            group.clone(),
+            signature,
+            group.sequence.load(Ordering::Relaxed),
+            data.bytes as u64,
+            timeout.unwrap_or_else(|| self.timeout()),
+            completion,
+            Some(Message { key, peer, transfer: OnceLock::new() }),
+        ));
+        let id = group.last_message.fetch_add(1, Ordering::Relaxed);
+        group.pending().insert(id, operation.clone());
+        let (owner, ended) = (Arc::downgrade(group), Arc::downgrade(&operation));
+        let notify = move |transfer: &Transfer| {
+            let (Some(group), Some(operation)) = (owner.upgrade(), ended.upgrade()) else { return };
+            let result = match transfer.result() {
+                Some(Ok(())) => Ok(()),
+                Some(Err(error)) => {
+                    let rank = peer.or(transfer.source()).unwrap_or(group.spec.rank);
+                    Err(group.link_error(&operation.context(), rank, &error))
+                }
+                None => return,
+            };
+            operation.end(result);
+            group.pending().remove(&id);
+        };
+        // SAFETY: the caller keeps the memory until the operation has ended; it ends with the
+        // transfer, or after the transfer was cancelled (`Group::give_up`).
+        let transfer = unsafe { Transfer::new(&[data], Some(Box::new(notify))) };
+        if let Some(message) = operation.message() {
+            let _ = message.transfer.set(transfer.clone());
+        }
+        match (kind, peer) {
+            (Kind::Send, Some(to)) => {
+                group.peer(to).link.send(key, group.spec.rank, transfer, Mode::PointToPoint);
+            }
+            (_, Some(from)) => {
+                group.peer(from).link.receive(key, group.spec.rank, transfer, Mode::PointToPoint);
+            }
+            (_, None) => {
+                let links = group.peers.iter().flatten().map(|peer| &peer.link);
+                group.fabric.any_source.post(key, transfer, links);
+            }
+        }
+        if let Some(error) = group.failure.get() {
+            // The group failed in between: nobody else ends this one.
+            group.give_up(&operation, error.clone());
+            group.pending().remove(&id);
+        } else if !operation.is_completed() {
+            group.notice(false);
+        }
+        Ok(operation)
+    }
+
+    /// Waits until all ranks have called it; names those that have not.
+    ///
+    /// Rank 0 collects all others, and tells them how it went. The group stays usable after
+    /// a failure.
+    ///
+    /// # Errors
+    /// [`Error::Monitored`] names the first rank that is missing after `timeout`, or with
+    /// `wait_all_ranks` all of them.
+    pub fn monitored_barrier(
+        &self,
+        timeout: Option<Duration>,
+        wait_all_ranks: bool,
+    ) -> Result<(), Error> {
+        let group = &self.group;
+        group.check_usable(Kind::MonitoredBarrier.name())?;
+        group.monitored_barrier(timeout.unwrap_or_else(|| self.timeout()), wait_all_ranks)
+    }
+
+    /// Own rank in the group.
+    pub fn rank(&self) -> u32 {
+        self.group.spec.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> u32 {
+        self.group.spec.size
+    }
+
+    /// The id it was created with.
+    pub fn id(&self) -> &str {
+        &self.group.spec.id
+    }
+
+    /// Timeout of operations that name none.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(self.group.timeout.load(Ordering::Relaxed))
+    }
+
+    /// Changes [`Communicator::timeout`], for operations that start from now on.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.group.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Number of collectives started.
+    pub fn sequence(&self) -> u64 {
+        self.group.sequence.load(Ordering::Relaxed)
+    }
+
+    /// The failure that left the group unusable.
+    pub fn error(&self) -> Option<Error> {
+        self.group.failure.get().cloned()
+    }
+
+    /// Ends all operations of this group and of its children with [`Error::Aborted`], here
+    /// and on the other ranks; the group cannot be used any more. Never blocks.
+    pub fn abort(&self, reason: &str) {
+        if !is_forked() {
+            self.group.abort(reason);
+        }
+    }
+
+    /// Leaves the group in good order. Operations under way go on.
+    pub fn shutdown(&self) {
+        if is_forked() || self.group.shut_down.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if self.group.spec.default {
+            self.group.world.retire();
+        }
+        if !self.group.is_pending() {
+            self.group.tell_all(|| Control::Leave { group: self.group.key });
+        }
+    }
+
+    /// What the group has done so far.
+    pub fn stats(&self) -> Vec<Stat> {
+        self.group.stats.list(match &self.group.engine {
+            Engine::Local(local) if local.ranks() == 1 => "self",
+            Engine::Local(_) => "shm",
+            Engine::Net(_) => "tcp",
+        })
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl Group {
+    fn start(
+        fabric: Arc<Fabric>,
+        world: Arc<World>,
+        spec: GroupSpec,
+    ) -> Result<Arc<Communicator>, Error> {
+        reap(None);
+        let ranks = spec.global_ranks.iter().map(|&rank| u64::from(rank));
+        let base = hash([world.id].into_iter().chain(words(&spec.id)).chain(ranks));
+        let key = group_key(hash([base, world.count_group(base)]));
+        let peers = world.peers(&spec.global_ranks);
+        let share = world.share_memory(&spec.global_ranks) && peers.len() <= local::MAX_RANKS;
+        let engine = if share {
+            Engine::Local(Local::new(fabric.clone(), key, spec.rank, peers.clone())?)
+        } else {
+            Engine::Net(Net::new(key, spec.rank, peers.clone()))
+        };
+        let crowded = is_crowded(world.ranks_on_host(&fabric));
+        let timeout = AtomicU64::new(spec.timeout.as_millis() as u64);
+        let group = Arc::new_cyclic(|this| Group {
+            this: this.clone(),
+            spec,
+            key,
+            fabric: fabric.clone(),
+            world,
+            peers,
+            engine,
+            crowded,
+            timeout,
+            lane: Mutex::default(),
+            sequence: AtomicU64::new(0),
+            pending: Mutex::default(),
+            last_message: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            left: Mutex::default(),
+            has_left: AtomicBool::new(false),
+            shut_down: AtomicBool::new(false),
+            stats: Stats::default(),
+            children: Mutex::default(),
+        });
+        let member: Weak<dyn Member> = Arc::downgrade(&group) as Weak<dyn Member>;
+        fabric.add_group(key, member);
+        let work: Weak<dyn Work> = Arc::downgrade(&group) as Weak<dyn Work>;
+        Background::get().add(work);
+        // Peers that went before the group was registered.
+        for peer in group.peers.iter().flatten() {
+            if let Some(gone) = peer.gone() {
+                group.peer_gone(peer, &gone.reason, gone.in_order);
+            }
+        }
+        Ok(Arc::new(Communicator { group }))
+    }
+
+    pub(crate) fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
+    pub(crate) fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    fn lane(&self) -> MutexGuard<'_, Lane> {
+        self.lane.lock().expect("no panic while a lane is held")
+    }
+
+    fn pending(&self) -> MutexGuard<'_, HashMap<u64, Arc<Operation>>> {
+        self.pending.lock().expect("no panic while messages are held")
+    }
+
+    fn peer(&self, rank: u32) -> &Arc<Peer> {
+        self.peers[rank as usize].as_ref().expect("checked to be another rank")
+    }
+
+    fn notice(&self, urgent: bool) {
+        if let Some(fabric) = Fabric::existing() {
+            Background::get().notice(fabric, urgent);
+        }
+    }
+
+    /// As `group 'dp' (rank 1 of 4), all_reduce(SUM, float32, 8 elements) number 12`.
+    pub(crate) fn context(&self, signature: &Signature, sequence: u64) -> String {
+        let Group { spec, .. } = self;
+        format!("group '{}' (rank {} of {}), {signature}, sequence number {sequence}", spec.name, spec.rank, spec.size)
+    }
+
+    /// As `rank 2 (host vm1, pid 17)`.
+    fn name(&self, rank: u32) -> String {
+        let global = self.spec.global_ranks[rank as usize];
+        let place = self.world.place(global);
+        if global == rank {
+            format!("rank {rank} ({place})")
+        } else {
+            format!("rank {rank} (global rank {global}, {place})")
+        }
+    }
+
+    fn check_usable(&self, operation: &'static str) -> Result<(), Error> {
+        refuse_fork(operation)?;
+        if let Some(failure) = self.failure.get() {
+            return Err(Error::Failed {
+                context: format!("group '{}' (rank {}), {operation}", self.spec.name, self.spec.rank),
+                cause: failure.to_string(),
+            });
+        }
+        if self.shut_down.load(Ordering::Acquire) {
+            return Err(Error::Aborted {
+                context: format!("group '{}' (rank {}), {operation}", self.spec.name, self.spec.rank),
+                reason: "the group was shut down on this rank".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    // ---- checking a call ----
+
+    fn prepare(&self, call: Call) -> Result<Job, Error> {
+        let kind = call.kind;
+        let ranks = self.spec.size as usize;
+        let size = call.dtype.size();
+        let invalid = |argument, message| {
+            Err(Error::InvalidArgument { operation: kind.name(), argument, message })
+        };
+        let rooted = matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter);
+        if rooted && call.root >= self.spec.size {
+            return invalid("root", format!("expected a rank below {ranks}, got {}", call.root));
+        }
+        let is_root = call.root == self.spec.rank;
+        let (inputs, outputs) = match kind {
+            Kind::Barrier => (0, 0),
+            Kind::Broadcast => (usize::from(is_root), usize::from(!is_root)),
+            Kind::AllReduce => (1, 1),
+            Kind::Reduce => (1, usize::from(is_root)),
+            Kind::AllGather => (1, ranks),
+            Kind::ReduceScatter => (ranks, 1),
+            Kind::AllToAll => (ranks, ranks),
+            Kind::Gather => (1, if is_root { ranks } else { 0 }),
+            Kind::Scatter => (if is_root { ranks } else { 0 }, 1),
+            Kind::Send | Kind::Recv | Kind::MonitoredBarrier => {
+                return invalid("kind", "expected a collective".to_owned());
+            }
+        };
+        if call.input.len() != inputs {
+            return invalid("input", format!("expected {inputs} pieces, got {}", call.input.len()));
+        }
+        if call.output.len() != outputs {
+            return invalid("output", format!("expected {outputs} pieces, got {}", call.output.len()));
+        }
+        let all = call.input.segments().iter().chain(call.output.segments());
+        for segment in all {
+            if segment.bytes % size != 0 {
+                return invalid(
+                    "input",
+                    format!("expected whole elements of {size} bytes, got {} bytes", segment.bytes),
+                );
+            }
+        }
+        let me = self.spec.rank as usize;
+        let same = |argument, expected: usize, got: usize| {
+            if expected == got {
+                return Ok(());
+            }
+            Err(Error::InvalidArgument {
+                operation: kind.name(),
+                argument,
+                message: format!("expected {} elements, got {}", expected / size, got / size),
+            })
+        };
+        let bytes = |pieces: &Pieces| pieces.bytes();
+        match kind {
+            Kind::AllReduce => same("output", bytes(&call.input), bytes(&call.output))?,
+            Kind::Reduce if is_root => same("output", bytes(&call.input), bytes(&call.output))?,
+            Kind::AllGather => same("output", bytes(&call.input), call.output.piece_bytes(me))?,
+            Kind::ReduceScatter => same("output", call.input.piece_bytes(me), bytes(&call.output))?,
+            Kind::AllToAll => same("output", call.input.piece_bytes(me), call.output.piece_bytes(me))?,
+            Kind::Gather if is_root => {
+                for piece in 0..ranks {
+                    same("output", bytes(&call.input), call.output.piece_bytes(piece))?;
+                }
+            }
+            Kind::Scatter if is_root => {
+                for piece in 0..ranks {
+                    same("input", bytes(&call.output), call.input.piece_bytes(piece))?;
+                }
+            }
+            _ => {}
+        }
+        let reducer = match (kind, call.op) {
+            (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter, Some(op)) => {
+                let reducer = Reducer::new(op.kind(), call.dtype);
+                Some(reducer.map_err(|unsupported| Error::Unsupported {
+                    operation: kind.name(),
+                    op: unsupported.op,
+                    dtype: unsupported.dtype,
+                })?)
+            }
+            (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter, None) => {
+                return invalid("op", "expected a reduce operator, got none".to_owned());
+            }
+            _ => None,
+        };
+        let signature = signature(&call);
+        Ok(Job { call, signature, reducer })
+    }
+
+    // ---- running collectives ----
+
+    /// Runs a collective on the caller's thread. The lane is this thread's.
+    fn run_here(
+        self: &Arc<Group>,
+        operation: &Operation,
+        job: &Job,
+        sequence: u64,
+    ) -> Result<(), Error> {
+        let mut future = pin!(self.engine.run(job, sequence));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut poll = || match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        };
+        let outcome = match poll() {
+            Some(result) => Ok(Ok(result)),
+            None => {
+                let _waiting = Background::get().waiting();
+                wait(
+                    &self.fabric,
+                    self.crowded,
+                    || poll().map(Ok),
+                    |now| self.overdue(operation, now).map(Err),
+                )
+            }
+        };
+        match outcome {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(failure))) => Err(self.failed(operation, failure)),
+            Ok(Err(error)) => Err(error),
+            Err(Interrupted) => {
+                let error = Error::Interrupted { context: operation.context() };
+                self.fail(error.clone(), true);
+                Err(error)
+            }
+        }
+    }
+
+    /// Moves the first queued collective; returns whether one ended.
+    pub(crate) fn advance_lane(self: &Arc<Group>) -> bool {
+        let mut ended = false;
+        loop {
+            let Ok(mut lane) = self.lane.try_lock() else { return ended };
+            if lane.running {
+                return ended;
+            }
+            let Some((operation, mut future)) = lane.queue.pop_front() else { return ended };
+            lane.running = true;
+            drop(lane);
+            let mut context = Context::from_waker(Waker::noop());
+            let result = match future.as_mut().poll(&mut context) {
+                Poll::Ready(Ok(())) => Some(Ok(())),
+                Poll::Ready(Err(failure)) => Some(Err(self.failed(&operation, failure))),
+                Poll::Pending => self.failure.get().map(|error| Err(error.clone())),
+            };
+            match result {
+                Some(result) => {
+                    // The memory is the caller's again when the operation ends.
+                    drop(future);
+                    self.lane().running = false;
+                    operation.end(result);
+                    ended = true;
+                }
+                None => {
+                    let mut lane = self.lane();
+                    lane.queue.push_front((operation, future));
+                    lane.running = false;
+                    return ended;
+                }
+            }
+        }
+    }
+
+    /// Ends what has passed its deadline, or waits for a rank that has left.
+    pub(crate) fn check_deadlines(self: &Arc<Group>, now: Instant) {
+        let first = {
+            let lane = self.lane();
+            if lane.running { None } else { lane.queue.front().map(|(operation, _)| operation.clone()) }
+        };
+        if let Some(operation) = first {
+            // A failure of the group is noticed by whoever polls the lane.
+            self.overdue(&operation, now);
+            self.advance_lane();
+        }
+        let messages: Vec<(u64, Arc<Operation>)> = {
+            let pending = self.pending();
+            pending.iter().map(|(&id, operation)| (id, operation.clone())).collect()
+        };
+        for (id, operation) in messages {
+            let peer = operation.message().and_then(|message| message.peer);
+            let left = peer.and_then(|peer| self.left_long_ago(&[peer], now));
+            let error = if operation.is_late(now) {
+                Some(Error::Timeout {
+                    context: operation.context(),
+                    timeout: operation.timeout(),
+                    detail: match peer {
+                        Some(peer) => format!("no matching call came from {}", self.name(peer)),
+                        None => "no matching send came from any rank".to_owned(),
+                    },
+                    missing: peer.into_iter().collect(),
+                })
+            } else {
+                left.map(|(rank, reason)| self.lost(&operation.context(), rank, &reason))
+            };
+            if let Some(error) = error {
+                self.give_up(&operation, error);
+                self.pending().remove(&id);
+            }
+        }
+    }
+
+    /// Why a running collective cannot go on, if so.
+    fn overdue(self: &Arc<Group>, operation: &Operation, now: Instant) -> Option<Error> {
+        if let Some(error) = self.failure.get() {
+            return Some(error.clone());
+        }
+        let error = if operation.is_late(now) {
+            let missing = self.late(operation.sequence());
+            let detail = match missing.as_slice() {
+                [] => "all ranks arrived, but the data did not".to_owned(),
+                ranks => {
+                    let names: Vec<String> = ranks.iter().map(|&rank| self.name(rank)).collect();
+                    format!("{} did not arrive", names.join(", "))
+                }
+            };
+            let (context, timeout) = (operation.context(), operation.timeout());
+            Error::Timeout { context, timeout, detail, missing }
+        } else {
+            let waits_for = match &self.engine {
+                _ if !self.has_left.load(Ordering::Acquire) => return None,
+                Engine::Local(local) => local.late(),
+                Engine::Net(net) => net.unknown(),
+            };
+            let (rank, reason) = self.left_long_ago(&waits_for, now)?;
+            self.lost(&operation.context(), rank, &reason)
+        };
+        self.fail(error.clone(), true);
+        Some(error)
+    }
+
+    fn late(&self, sequence: u64) -> Vec<u32> {
+        match &self.engine {
+            Engine::Local(local) => local.late(),
+            Engine::Net(net) => {
+                let unknown = net.unknown();
+                let asked: Vec<&Arc<Peer>> = unknown.iter().map(|&rank| self.peer(rank)).collect();
+                let answers = self.fabric.probe(self.key, &asked, PROBE);
+                let late = unknown.iter().zip(answers);
+                late.filter(|(_, entered)| entered.is_none_or(|entered| entered < sequence))
+                    .map(|(&rank, _)| rank)
+                    .collect()
+            }
+        }
+    }
+
+    /// A rank among `ranks` that left a while ago.
+    fn left_long_ago(&self, ranks: &[u32], now: Instant) -> Option<(u32, String)> {
+        if !self.has_left.load(Ordering::Acquire) {
+            return None;
+        }
+        let left = self.left.lock().expect("no panic while it is held");
+        let found = left.iter().find(|(rank, _, since)| {
+            ranks.contains(rank) && now.saturating_duration_since(*since) >= LEAVE_GRACE
+        });
+        found.map(|(rank, reason, _)| (*rank, reason.clone()))
+    }
+
+    // ---- failures ----
+
+    fn lost(&self, context: &str, rank: u32, reason: &str) -> Error {
+        Error::PeerLost {
+            context: context.to_owned(),
+            peer: self.name(rank),
+            reason: reason.to_owned(),
+            rank,
+        }
+    }
+
+    fn link_error(&self, context: &str, rank: u32, error: &LinkError) -> Error {
+        match error {
+            LinkError::Closed(reason) => self.lost(context, rank, reason),
+            LinkError::Size { sent, expected } => Error::InvalidArgument {
+                operation: "message",
+                argument: "tensor",
+                message: format!(
+                    "{context}: the sender has {sent} bytes, the receiver expects {expected} bytes"
+                ),
+            },
+            LinkError::Cancelled => Error::Aborted {
+                context: context.to_owned(),
+                reason: format!("{} gave up", self.name(rank)),
+            },
+        }
+    }
+
+    /// A collective failed in the engine: what to tell the caller. Where the ranks only
+    /// disagree, the group stays usable: all of them know.
+    fn failed(self: &Arc<Group>, operation: &Operation, failure: Failure) -> Error {
+        let context = operation.context();
+        match failure {
+            Failure::Mismatch { rank, theirs, own_rank, ours } => Error::Mismatch {
+                context,
+                rank,
+                theirs: theirs.to_string().into(),
+                own_rank,
+                ours: ours.to_string().into(),
+            },
+            Failure::Splits { from, to, sent, expected } => Error::Mismatch {
+                context,
+                rank: from,
+                theirs: format!("all_to_all sending {sent} bytes to rank {to}").into(),
+                own_rank: to,
+                ours: format!("all_to_all expecting {expected} bytes from rank {from}").into(),
+            },
+            Failure::Link { rank, error } => {
+                let cause = self.failure.get().cloned();
+                let error = cause.unwrap_or_else(|| self.link_error(&context, rank, &error));
+                self.fail(error.clone(), true);
+                error
+            }
+        }
+    }
+
+    /// Leaves the group unusable; `tell` the other ranks, unless they know.
+    fn fail(self: &Arc<Group>, error: Error, tell: bool) {
+        let reason = error.to_string();
+        if self.failure.set(error.clone()).is_err() {
+            return;
+        }
+        if tell {
+            // Whoever has a connection to a dead rank says so: the others may have none.
+            self.tell_all(|| Control::Abort { group: self.key, reason: reason.clone() });
+        }
+        let messages: Vec<Arc<Operation>> = self.pending().drain().map(|(_, message)| message).collect();
+        for message in messages {
+            self.give_up(&message, error.clone());
+        }
+        self.fabric.ring_own();
+        if self.is_pending() {
+            self.notice(true);
+        }
+    }
+
+    /// Ends a message before its time.
+    fn give_up(&self, operation: &Operation, error: Error) {
+        if let Some(message) = operation.message()
+            && let Some(transfer) = message.transfer.get()
+        {
+            operation.end_as(error.clone());
+            match message.peer {
+                Some(peer) => self.peer(peer).link.cancel(transfer),
+                None => {
+                    if !self.fabric.any_source.cancel(&message.key, transfer) {
+                        for peer in self.peers.iter().flatten() {
+                            peer.link.cancel(transfer);
+                        }
+                    }
+                }
+            }
+        }
+        operation.end(Err(error));
+    }
+
+    fn abort(self: &Arc<Group>, reason: &str) {
+        let spec = &self.spec;
+        self.fail(
+            Error::Aborted {
+                context: format!("group '{}' (rank {} of {})", spec.name, spec.rank, spec.size),
+                reason: format!("rank {}: {reason}", spec.rank),
+            },
+            true,
+        );
+        if spec.default {
+            self.world.retire();
+        }
+        let children: Vec<Arc<Group>> = {
+            let children = self.children.lock().expect("no panic while children are held");
+            children.iter().filter_map(Weak::upgrade).collect()
+        };
+        for child in children {
+            child.abort(reason);
+        }
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Control) {
+        for peer in self.peers.iter().flatten() {
+            peer.tell(message());
+        }
+    }
+
+    // ---- monitored barrier ----
+
+    fn monitored_barrier(
+        self: &Arc<Group>,
+        timeout: Duration,
+        wait_all_ranks: bool,
+    ) -> Result<(), Error> {
+        let start = Instant::now();
+        let key = Key { class: Class::Monitor, group: self.key, channel: 0 };
+        let me = self.spec.rank;
+        let milliseconds = timeout.as_millis();
+        if me == 0 && timeout.is_zero() {
+            return Err(Error::Monitored {
+                message: format!("Rank 0 timed out in monitoredBarrier after {milliseconds} ms"),
+                missing: Vec::new(),
+            });
+        }
+        // The answer of rank 0: nothing, or the ranks that are missing.
+        let mut answer = [0u8; 256];
+        let answer_segment = Segment { ptr: answer.as_mut_ptr(), bytes: answer.len() };
+        let nothing = Segment { ptr: std::ptr::null_mut(), bytes: 0 };
+        let begin = |rank: u32, segment: Segment, send: bool| {
+            // SAFETY: `answer` lives until the end of this call, before which every transfer that
+            // uses it has ended or is cancelled by its guard.
+            let transfer = unsafe { Transfer::new(&[segment], None) };
+            let link = &self.peer(rank).link;
+            if send {
+                link.send(key, me, transfer.clone(), Mode::Collective);
+            } else {
+                link.receive(key, me, transfer.clone(), Mode::Collective);
+            }
+            Pending { group: self, rank, transfer }
+        };
+        let await_all = |list: &[Pending<'_>], end: Instant| {
+            let ended = || list.iter().all(|pending| pending.transfer.result().is_some());
+            let failed = || self.failure.get().cloned();
+            wait(
+                &self.fabric,
+                self.crowded,
+                || ended().then_some(None),
+                |now| failed().map(Some).or_else(|| (now >= end).then_some(None)),
+            )
+        };
+        let interrupted = |Interrupted| Error::Interrupted {
+            context: format!("group '{}', monitored_barrier", self.spec.name),
+        };
+        let others: Vec<u32> = (1..self.spec.size).collect();
+        if me != 0 {
+            let sent = [begin(0, nothing, true)];
+            let answered = [begin(0, answer_segment, false)];
+            // Rank 0 speaks at its own timeout: its word is awaited a little longer than that.
+            let end = start + timeout + LEAVE_GRACE;
+            if let Some(error) = await_all(&answered, end).map_err(interrupted)? {
+                return Err(error);
+            }
+            let passed = answered[0].transfer.result() == Some(Ok(()));
+            drop((sent, answered));
+            if passed && answer[0] == 0 {
+                return Ok(());
+            }
+            let text = answer.split(|&byte| byte == 0).next().unwrap_or_default();
+            return Err(Error::Monitored {
+                message: format!(
+                    "Rank {me} successfully reached monitoredBarrier, but received errors while waiting for \
+                     send/recv from rank 0: {}",
+                    if passed { String::from_utf8_lossy(text) } else { "it did not answer".into() }
+                ),
+                missing: Vec::new(),
+            });
+        }
+        let arrived: Vec<Pending<'_>> = others.iter().map(|&rank| begin(rank, nothing, false)).collect();
+        if let Some(error) = await_all(&arrived, start + timeout).map_err(interrupted)? {
+            return Err(error);
+        }
+        let passed = |pending: &&Pending<'_>| pending.transfer.result() == Some(Ok(()));
+        let present: Vec<u32> = arrived.iter().filter(passed).map(|pending| pending.rank).collect();
+        let missing: Vec<u32> = others.iter().copied().filter(|rank| !present.contains(rank)).collect();
+        drop(arrived);
+        let result = if missing.is_empty() {
+            Ok(())
+        } else {
+            let named: Vec<u32> = if wait_all_ranks { missing.clone() } else { vec![missing[0]] };
+            let list: Vec<String> = named.iter().map(u32::to_string).collect();
+            let places: Vec<String> = named.iter().map(|&rank| self.name(rank)).collect();
+            let message = format!(
+                "[Rank 0]: Rank{} {} failed to pass monitoredBarrier in {milliseconds} ms: {}",
+                if list.len() > 1 { "s" } else { "" },
+                list.join(", "),
+                places.join(", ")
+            );
+            let bytes = message.as_bytes();
+            let length = bytes.len().min(answer.len() - 1);
+            answer[..length].copy_from_slice(&bytes[..length]);
+            Err(Error::Monitored { message, missing })
+        };
+        let answers: Vec<Pending<'_>> =
+            present.iter().map(|&rank| begin(rank, answer_segment, true)).collect();
+        await_all(&answers, Instant::now() + LEAVE_GRACE.max(timeout)).map_err(interrupted)?;
+        result
+    }
+}
+
+/// A message of a monitored barrier, given up when dropped.
+struct Pending<'a> {
+    group: &'a Group,
+    rank: u32,
+    transfer: Arc<Transfer>,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.transfer.result().is_none() {
+            self.group.peer(self.rank).link.cancel(&self.transfer);
+        }
+    }
+}
+
+impl Member for Group {
+    fn peer_gone(&self, peer: &Peer, reason: &str, in_order: bool) {
+        let Some(rank) = self.rank_of(peer) else { return };
+        if in_order {
+            self.note_left(rank, reason);
+        } else if let Some(group) = self.itself() {
+            let context = format!("group '{}' (rank {})", self.spec.name, self.spec.rank);
+            group.fail(self.lost(&context, rank, reason), true);
+        }
+    }
+
+    fn peer_left(&self, peer: &Peer) {
+        if let Some(rank) = self.rank_of(peer) {
+            self.note_left(rank, "it left the group");
+        }
+    }
+
+    fn aborted_by(&self, peer: &Peer, reason: &str) {
+        let (Some(rank), Some(group)) = (self.rank_of(peer), self.itself()) else { return };
+        let context = format!("group '{}' (rank {})", self.spec.name, self.spec.rank);
+        let reason = format!("by {}: {reason}", self.name(rank));
+        group.fail(Error::Aborted { context, reason }, false);
+    }
+
+    fn entered(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+}
+
+impl Group {
+    fn rank_of(&self, peer: &Peer) -> Option<u32> {
+        let is = |other: &Option<Arc<Peer>>| {
+            other.as_ref().is_some_and(|other| std::ptr::eq(Arc::as_ptr(other), peer))
+        };
+        self.peers.iter().position(is).map(|rank| rank as u32)
+    }
+
+    fn itself(&self) -> Option<Arc<Group>> {
+        self.this.upgrade()
+    }
+
+    fn note_left(&self, rank: u32, reason: &str) {
+        let mut left = self.left.lock().expect("no panic while it is held");
+        left.push((rank, reason.to_owned(), Instant::now()));
+        self.has_left.store(true, Ordering::Release);
+    }
+}
+
+impl Work for Group {
+    fn advance(&self, now: Instant) -> bool {
+        let Some(group) = self.itself() else { return false };
+        let ended = group.advance_lane();
+        group.check_deadlines(now);
+        ended
+    }
+
+    fn is_pending(&self) -> bool {
+        !self.lane().queue.is_empty() || !self.pending().is_empty()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        self.fabric.remove_group(self.key);
+        self.tell_all(|| Control::Leave { group: self.key });
+        for peer in self.peers.iter().flatten() {
+            peer.link.forget_group(self.key);
+        }
+        let peers = self.peers.clone();
+        let placeholder = Engine::Net(Net::new(self.key, self.spec.rank, peers));
+        if let Engine::Local(local) = std::mem::replace(&mut self.engine, placeholder) {
+            local.detach();
+            reap(Some(local));
+        }
+    }
+}
+
+/// Gives back the seats of groups that every member has left.
+fn reap(ended: Option<Local>) {
+    static ENDED: Mutex<Vec<Local>> = Mutex::new(Vec::new());
+    let mut list = ENDED.lock().expect("no panic while it is held");
+    list.extend(ended);
+    list.retain(|local| {
+        let abandoned = local.is_abandoned();
+        if abandoned {
+            local.release();
+        }
+        !abandoned
+    });
+}
+
+fn refuse_fork(operation: &'static str) -> Result<(), Error> {
+    if is_forked() {
+        return Err(Error::Forked { context: operation.to_owned() });
+    }
+    Ok(())
+}
+
+/// What all ranks must agree on, see [`Signature`].
+fn signature(call: &Call) -> Signature {
+    let size = call.dtype.size();
+    let sizes = |pieces: &Pieces| {
+        Signature::layout_of(pieces.segments().iter().map(|segment| segment.bytes as u64))
+    };
+    let total = |pieces: &Pieces| (pieces.bytes() / size) as u64;
+    let rooted =
+        matches!(call.kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter);
+    let (count, layout) = match call.kind {
+        Kind::AllReduce | Kind::Reduce | Kind::Gather | Kind::ReduceScatter | Kind::AllToAll => {
+            (total(&call.input), sizes(&call.input))
+        }
+        Kind::AllGather | Kind::Scatter => (total(&call.output), sizes(&call.output)),
+        Kind::Broadcast => {
+            let data = if call.input.is_empty() { &call.output } else { &call.input };
+            (total(data), sizes(data))
+        }
+        Kind::Barrier | Kind::Send | Kind::Recv | Kind::MonitoredBarrier => (0, 0),
+    };
+    Signature {
+        kind: call.kind,
+        op: call.op.map(|op| op.kind()),
+        dtype: (call.kind != Kind::Barrier).then_some(call.dtype),
+        root: rooted.then_some(call.root),
+        tensors: call.tensors,
+        count,
+        layout,
+    }
+}

@@ -1,0 +1,118 @@
+//! Every environment variable that the runtime reads, in one typed table.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Which transports may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory between processes of one host, TCP between hosts.
+    Auto,
+    /// TCP everywhere.
+    Tcp,
+}
+
+/// The configuration of a process, read from its environment once.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `TPU_DIST_TRANSPORT`: `auto` (default) or `tcp`.
+    pub transport: TransportChoice,
+    /// `TPU_DIST_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`: names, `^` before a list
+    /// excludes, entries with a `/` are CIDR networks. `None`: choose by route.
+    pub interfaces: Option<String>,
+    /// `MASTER_ADDR`: the host whose route chooses the interface.
+    pub master: Option<String>,
+    /// `TPU_DIST_TCP_STREAMS`: data connections to each peer on another host, 1 to 16;
+    /// default 1.
+    pub streams: usize,
+    /// `TPU_DIST_HEARTBEAT_SECONDS`: silence on a network connection after which a peer
+    /// counts as lost; default 15.
+    pub heartbeat: Duration,
+    /// `TPU_DIST_SPIN_MICROSECONDS`: how long a waiting thread spins before it sleeps,
+    /// when ranks do not outnumber cores; default 50.
+    pub spin: Duration,
+    /// `TPU_DIST_ALGO`: the algorithm of every collective between hosts; default: by cost.
+    pub algorithm: Option<String>,
+}
+
+const KNOWN: &[&str] = &[
+    "TPU_DIST_TRANSPORT",
+    "TPU_DIST_SOCKET_IFNAME",
+    "TPU_DIST_TCP_STREAMS",
+    "TPU_DIST_HEARTBEAT_SECONDS",
+    "TPU_DIST_SPIN_MICROSECONDS",
+    "TPU_DIST_ALGO",
+    // Read by the Python package.
+    "TPU_DIST_PREFER",
+    "TPU_DIST_LOG",
+    "TPU_DIST_FALLBACK",
+    "TPU_DIST_VIRTUAL_SLICE",
+    "TPU_DIST_PJRT_PLUGIN",
+];
+
+impl Config {
+    /// The configuration of this process.
+    pub fn get() -> &'static Config {
+        static CONFIG: OnceLock<Config> = OnceLock::new();
+        CONFIG.get_or_init(|| {
+            let unknown = std::env::vars()
+                .map(|(name, _)| name)
+                .filter(|name| name.starts_with("TPU_DIST_") && !name.starts_with("TPU_DIST_TEST_"))
+                .filter(|name| !KNOWN.contains(&name.as_str()));
+            for name in unknown {
+                tracing::warn!("environment variable {name} is not one of tpu_dist's: ignored");
+            }
+            Config::read(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        })
+    }
+
+    fn read(env: impl Fn(&str) -> Option<String>) -> Config {
+        fn number(name: &str, value: Option<String>, default: u64, low: u64, high: u64) -> u64 {
+            let Some(text) = value else { return default };
+            match text.parse() {
+                Ok(number) if (low..=high).contains(&number) => number,
+                _ => {
+                    tracing::warn!(
+                        "{name}={text}: expected a whole number from {low} to {high}; using {default}"
+                    );
+                    default
+                }
+            }
+        }
+        let read = |name, default, low, high| number(name, env(name), default, low, high);
+        Config {
+            transport: match env("TPU_DIST_TRANSPORT").as_deref() {
+                None | Some("auto") => TransportChoice::Auto,
+                Some("tcp") => TransportChoice::Tcp,
+                Some(other) => {
+                    tracing::warn!("TPU_DIST_TRANSPORT={other}: expected auto or tcp; using auto");
+                    TransportChoice::Auto
+                }
+            },
+            interfaces: env("TPU_DIST_SOCKET_IFNAME").or_else(|| env("GLOO_SOCKET_IFNAME")),
+            master: env("MASTER_ADDR"),
+            streams: read("TPU_DIST_TCP_STREAMS", 1, 1, 16) as usize,
+            heartbeat: Duration::from_secs(read("TPU_DIST_HEARTBEAT_SECONDS", 15, 1, 3600)),
+            spin: Duration::from_micros(read("TPU_DIST_SPIN_MICROSECONDS", 50, 0, 1_000_000)),
+            algorithm: env("TPU_DIST_ALGO"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_parsed_and_bad_ones_fall_back() {
+        let config = Config::read(|name| match name {
+            "TPU_DIST_TRANSPORT" => Some("tcp".into()),
+            "TPU_DIST_TCP_STREAMS" => Some("99".into()),
+            "GLOO_SOCKET_IFNAME" => Some("eth1".into()),
+            _ => None,
+        });
+        assert_eq!(config.transport, TransportChoice::Tcp);
+        assert_eq!(config.streams, 1);
+        assert_eq!(config.interfaces.as_deref(), Some("eth1"));
+    }
+}

@@ -1,0 +1,972 @@
+//! Collectives of ranks that share memory.
+//!
+//! Each rank has a [`Seat`] for the group in its process's region. A collective begins
+//! with an *arrival*: each rank writes its signature, and its data when that is
+//! small, into one of two slots (they alternate), and waits until all have arrived.
+//! So when a rank completes collective k, all have entered k, and so have left k-1: a
+//! slot can be written again two collectives later without another word. Large data
+//! goes through staging buffers in *rounds*, numbered through the life of the group:
+//! three counters of each rank say which rounds it has staged (`produced`), reduced
+//! (`reduced`) and read completely (`consumed`).
+
+use std::future::poll_fn;
+use std::mem::offset_of;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+
+use smallvec::SmallVec;
+use tpu_dist_collectives::reduce::copy;
+use tpu_dist_collectives::{Kind, ReduceKind, Signature};
+
+use super::{Failure, Job, walk};
+use crate::Error;
+use crate::call::Segment;
+use crate::fabric::{Fabric, Peer};
+use crate::sync::{Doorbell, publish_fence};
+
+/// Data that fits beside the sequence number.
+const INLINE_BYTES: usize = 112;
+/// Bytes of each of the two buffers for small data.
+const SMALL_BYTES: usize = 64 << 10;
+/// Bytes of a staging buffer.
+const STAGE_BYTES: usize = 256 << 10;
+/// Staging buffers, used in turn.
+const STAGES: usize = 4;
+/// Up to here all ranks read all data; above, each reduces a part and the parts are
+/// gathered.
+const ONE_SHOT_REDUCE: usize = 4 << 10;
+
+/// A rank's shared memory in a group; small buffers and staging buffers follow it.
+#[repr(C, align(128))]
+struct Seat {
+    /// One bit for each rank: it will not touch this seat any more.
+    detached: [AtomicU64; MAX_RANKS / 64],
+    progress: Progress,
+    slots: [Slot; 2],
+}
+
+#[repr(C, align(128))]
+struct Progress {
+    produced: AtomicU64,
+    reduced: AtomicU64,
+    consumed: AtomicU64,
+}
+
+/// An arrival.
+#[repr(C, align(128))]
+struct Slot {
+    /// Number of the collective.
+    sequence: AtomicU64,
+    /// Hash of the signature.
+    hash: AtomicU64,
+    inline: [u8; INLINE_BYTES],
+    signature: [u8; Signature::LEN],
+    scale: f64,
+}
+
+const SMALL_OFFSET: usize = size_of::<Seat>().next_multiple_of(4096);
+const STAGE_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES;
+const FOOTPRINT: usize = STAGE_OFFSET + STAGES * STAGE_BYTES;
+
+/// Largest group: the tables of an all-to-all must fit in a small buffer.
+pub(crate) const MAX_RANKS: usize = SMALL_BYTES / 32;
+
+/// The address of a seat.
+#[derive(Clone, Copy)]
+struct SeatPtr(NonNull<u8>);
+
+// SAFETY: a seat is shared memory that the group keeps mapped (its own region and
+// the mappings of its peers); the protocol above says who may touch which part when.
+unsafe impl Send for SeatPtr {}
+// SAFETY: as above.
+unsafe impl Sync for SeatPtr {}
+
+impl SeatPtr {
+    fn field<T>(&self, offset: usize) -> &T {
+        // SAFETY: only called with offsets of atomic fields of a seat (or of its slots), which
+        // are aligned and live as long as the group.
+        unsafe { self.0.add(offset).cast().as_ref() }
+    }
+
+    fn detached(&self) -> &[AtomicU64; MAX_RANKS / 64] {
+        self.field(offset_of!(Seat, detached))
+    }
+
+    fn progress(&self) -> &Progress {
+        self.field(offset_of!(Seat, progress))
+    }
+
+    fn slot(&self, sequence: u64) -> NonNull<Slot> {
+        let offset = offset_of!(Seat, slots) + (sequence % 2) as usize * size_of::<Slot>();
+        // SAFETY: inside the seat.
+        unsafe { self.0.add(offset).cast() }
+    }
+
+    fn sequence(&self, sequence: u64) -> &AtomicU64 {
+        // SAFETY: an atomic of a slot, as in `field`.
+        unsafe { &(*self.slot(sequence).as_ptr()).sequence }
+    }
+
+    fn hash(&self, sequence: u64) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { &(*self.slot(sequence).as_ptr()).hash }
+    }
+
+    fn inline(&self, sequence: u64) -> *mut u8 {
+        // SAFETY: the address of a field of the slot; nothing is read.
+        unsafe { (&raw mut (*self.slot(sequence).as_ptr()).inline).cast() }
+    }
+
+    fn small(&self, sequence: u64) -> *mut u8 {
+        // SAFETY: inside the seat's memory.
+        unsafe { self.0.add(SMALL_OFFSET + (sequence % 2) as usize * SMALL_BYTES).as_ptr() }
+    }
+
+    fn stage(&self, round: u64) -> *mut u8 {
+        // SAFETY: inside the seat's memory.
+        unsafe { self.0.add(STAGE_OFFSET + (round % STAGES as u64) as usize * STAGE_BYTES).as_ptr() }
+    }
+}
+
+/// A counter that ranks wait for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Counter {
+    Attached,
+    Arrived,
+    Produced,
+    Reduced,
+    Consumed,
+}
+
+impl Counter {
+    const ALL: [Counter; 5] =
+        [Counter::Attached, Counter::Arrived, Counter::Produced, Counter::Reduced, Counter::Consumed];
+}
+
+/// The engine of a group on one host. One collective at a time uses it.
+pub(crate) struct Local {
+    me: usize,
+    ranks: usize,
+    key: u64,
+    fabric: Arc<Fabric>,
+    own_offset: usize,
+    peers: Vec<Option<Arc<Peer>>>,
+    /// The seat of each rank, once found.
+    seats: Vec<OnceLock<SeatPtr>>,
+    attached: AtomicBool,
+    /// Rounds of all collectives so far; the running collective's to read and write.
+    rounds: AtomicU64,
+    /// What the running collective waits for: a counter, its target, and of whom.
+    waits_for: AtomicU8,
+    waits_until: AtomicU64,
+}
+
+impl Local {
+    /// Takes a seat in group `key`. Peers are by group rank; the own one is `None`.
+    pub(crate) fn new(
+        fabric: Arc<Fabric>,
+        key: u64,
+        me: u32,
+        peers: Vec<Option<Arc<Peer>>>,
+    ) -> Result<Local, Error> {
+        let own_offset = fabric.region.allocate(FOOTPRINT)?;
+        let own = SeatPtr(fabric.region.mapping.at(own_offset, FOOTPRINT)?);
+        fabric.region.publish_seat(key, own_offset)?;
+        fabric.ring_peers(&peers);
+        let seats: Vec<OnceLock<SeatPtr>> = peers.iter().map(|_| OnceLock::new()).collect();
+        let _ = seats[me as usize].set(own);
+        Ok(Local {
+            me: me as usize,
+            ranks: peers.len(),
+            key,
+            fabric,
+            own_offset,
+            peers,
+            seats,
+            attached: AtomicBool::new(false),
+            rounds: AtomicU64::new(0),
+            waits_for: AtomicU8::new(0),
+            waits_until: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Ranks that keep the running collective waiting.
+    pub(crate) fn late(&self) -> Vec<u32> {
+        let counter = Counter::ALL[self.waits_for.load(Ordering::Relaxed) as usize];
+        let target = self.waits_until.load(Ordering::Relaxed);
+        let late = (0..self.ranks).filter(|&rank| rank != self.me && !self.has(counter, rank, target));
+        late.map(|rank| rank as u32).collect()
+    }
+
+    /// Runs collective number `sequence` (from 1).
+    pub(crate) async fn run(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        if !self.attached.load(Ordering::Relaxed) {
+            self.all_have(Counter::Attached, 0).await;
+            self.attached.store(true, Ordering::Relaxed);
+        }
+        let small = self.is_small(job);
+        self.arrive(job, sequence, small);
+        self.all_have(Counter::Arrived, sequence).await;
+        self.compare(job, sequence)?;
+        if job.call.kind == Kind::AllToAll {
+            return self.all_to_all(job, sequence).await;
+        }
+        if small {
+            self.finish_small(job, sequence);
+            return Ok(());
+        }
+        let scales = self.scales(job, sequence);
+        match job.call.kind {
+            Kind::AllReduce => self.all_reduce(job, &scales).await,
+            Kind::AllGather => self.all_gather(job).await,
+            Kind::ReduceScatter => self.reduce_scatter(job, &scales).await,
+            Kind::Broadcast => self.broadcast(job).await,
+            Kind::Reduce => self.reduce(job, &scales).await,
+            Kind::Gather => self.gather(job).await,
+            Kind::Scatter => self.scatter(job).await,
+            Kind::Barrier
+            | Kind::AllToAll
+            | Kind::Send
+            | Kind::Recv
+            | Kind::MonitoredBarrier => {}
+        }
+        Ok(())
+    }
+
+    fn seat(&self, rank: usize) -> SeatPtr {
+        *self.seats[rank].get().expect("a collective runs after all seats were found")
+    }
+
+    fn own(&self) -> SeatPtr {
+        self.seat(self.me)
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, ranks) = (self.me, self.ranks);
+        (1..ranks).map(move |step| (me + step) % ranks)
+    }
+
+    // ---- waiting and telling ----
+
+    fn has(&self, counter: Counter, rank: usize, target: u64) -> bool {
+        if counter == Counter::Attached {
+            return self.find_seat(rank);
+        }
+        let Some(seat) = self.seats[rank].get() else { return false };
+        let value = match counter {
+            Counter::Attached => return true,
+            Counter::Arrived => seat.sequence(target),
+            Counter::Produced => &seat.progress().produced,
+            Counter::Reduced => &seat.progress().reduced,
+            Counter::Consumed => &seat.progress().consumed,
+        };
+        value.load(Ordering::Acquire) >= target
+    }
+
+    fn find_seat(&self, rank: usize) -> bool {
+        if self.seats[rank].get().is_some() {
+            return true;
+        }
+        let mapping = self.peers[rank].as_ref().and_then(|peer| peer.mapping.as_ref());
+        let Some(mapping) = mapping else { return false };
+        let Some(offset) = mapping.find_seat(self.key) else { return false };
+        // A peer that names a range outside its memory is never found.
+        let Ok(seat) = mapping.at(offset, FOOTPRINT) else { return false };
+        let _ = self.seats[rank].set(SeatPtr(seat));
+        true
+    }
+
+    async fn all_have(&self, counter: Counter, target: u64) {
+        self.waits_for.store(counter as u8, Ordering::Relaxed);
+        self.waits_until.store(target, Ordering::Relaxed);
+        let mut next = 0;
+        poll_fn(|_| {
+            while next < self.ranks {
+                if next != self.me && !self.has(counter, next, target) {
+                    return Poll::Pending;
+                }
+                next += 1;
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    async fn one_has(&self, rank: usize, counter: Counter, target: u64) {
+        if rank == self.me || self.has(counter, rank, target) {
+            return;
+        }
+        self.waits_for.store(counter as u8, Ordering::Relaxed);
+        self.waits_until.store(target, Ordering::Relaxed);
+        poll_fn(|_| {
+            if self.has(counter, rank, target) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    fn tell(&self, counter: &AtomicU64, value: u64) {
+        counter.store(value, Ordering::Release);
+        self.fabric.ring_peers(&self.peers);
+    }
+
+    // ---- arrival ----
+
+    /// Bytes that this rank puts where others read them.
+    fn contribution<'a>(&self, job: &'a Job) -> (&'a [Segment], usize) {
+        let call = &job.call;
+        let brings = match call.kind {
+            Kind::Broadcast | Kind::Scatter => call.root as usize == self.me,
+            _ => true,
+        };
+        if !brings {
+            return (&[], 0);
+        }
+        (call.input.segments(), call.input.bytes())
+    }
+
+    /// Whether the data travels with the arrival: the same answer on all ranks whose
+    /// signatures agree.
+    fn is_small(&self, job: &Job) -> bool {
+        let call = &job.call;
+        let bytes = match call.kind {
+            Kind::Barrier => 0,
+            Kind::Broadcast => call.input.bytes().max(call.output.bytes()),
+            Kind::Scatter => self.ranks * call.output.piece_bytes(0),
+            // The largest piece, which every rank knows.
+            Kind::AllGather => {
+                (0..self.ranks).map(|rank| call.output.piece_bytes(rank)).max().unwrap_or(0)
+            }
+            _ => call.input.bytes(),
+        };
+        let limit = match call.kind {
+            Kind::AllReduce => ONE_SHOT_REDUCE,
+            _ => SMALL_BYTES,
+        };
+        bytes <= limit
+    }
+
+    fn arrive(&self, job: &Job, sequence: u64, small: bool) {
+        let own = self.own();
+        let agreed = job.agreed();
+        let slot = own.slot(sequence).as_ptr();
+        // SAFETY: the slot and the small buffer of this parity are this rank's to write: all
+        // ranks have left the collective that used them last, two ago.
+        unsafe {
+            (*slot).signature = job.signature.encode();
+            if let Some(scale) = job.scale() {
+                (*slot).scale = scale;
+            }
+        }
+        if job.call.kind == Kind::AllToAll {
+            self.write_tables(job, sequence);
+        } else if small {
+            let (segments, bytes) = self.contribution(job);
+            let to = if bytes <= INLINE_BYTES { own.inline(sequence) } else { own.small(sequence) };
+            // SAFETY: as above, and `bytes` fits (`is_small`).
+            walk(segments, 0, bytes, |ptr, at, count| unsafe { copy(to.add(at), ptr, count) });
+        }
+        own.hash(sequence).store(fingerprint(&agreed), Ordering::Relaxed);
+        self.tell(own.sequence(sequence), sequence);
+    }
+
+    /// Where `rank` put `bytes` of small data.
+    fn small_data(&self, rank: usize, sequence: u64, bytes: usize) -> *mut u8 {
+        let seat = self.seat(rank);
+        if bytes <= INLINE_BYTES { seat.inline(sequence) } else { seat.small(sequence) }
+    }
+
+    fn compare(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        let mine = fingerprint(&job.agreed());
+        let differs = |rank: &usize| {
+            self.seat(*rank).hash(sequence).load(Ordering::Relaxed) != mine
+        };
+        if !(0..self.ranks).any(|rank| differs(&rank)) {
+            return Ok(());
+        }
+        // Name the lowest rank, and the lowest that differs from it: all ranks say the same.
+        let said = |rank: usize| {
+            // SAFETY: the slot was published before its sequence number, and stays until its
+            // owner has left the next collective.
+            let bytes = unsafe { (*self.seat(rank).slot(sequence).as_ptr()).signature };
+            Signature::decode(&bytes).unwrap_or(job.signature)
+        };
+        let first = self.seat(0).hash(sequence).load(Ordering::Relaxed);
+        let other = (1..self.ranks)
+            .find(|&rank| self.seat(rank).hash(sequence).load(Ordering::Relaxed) != first)
+            .unwrap_or(self.me);
+        Err(Failure::Mismatch {
+            rank: other as u32,
+            theirs: said(other),
+            own_rank: 0,
+            ours: said(0),
+        })
+    }
+
+    /// The factors of all ranks, for PREMUL_SUM.
+    fn scales(&self, job: &Job, sequence: u64) -> SmallVec<[f64; 8]> {
+        if job.call.op.is_none_or(|op| op.kind() != ReduceKind::PremulSum) {
+            return SmallVec::new();
+        }
+        // SAFETY: as in `compare`.
+        (0..self.ranks).map(|rank| unsafe { (*self.seat(rank).slot(sequence).as_ptr()).scale }).collect()
+    }
+
+    // ---- small data: everything is there on arrival ----
+
+    fn finish_small(&self, job: &Job, sequence: u64) {
+        let call = &job.call;
+        let root = call.root as usize;
+        match call.kind {
+            Kind::AllReduce | Kind::Reduce => {
+                if call.kind == Kind::Reduce && root != self.me {
+                    return;
+                }
+                let bytes = call.input.bytes();
+                let scales = self.scales(job, sequence);
+                self.reduce_range(job, &scales, 0, bytes, (0, 0), &[], |rank| {
+                    self.small_data(rank, sequence, bytes)
+                });
+            }
+            Kind::ReduceScatter => {
+                let total = call.input.bytes();
+                let before: usize = (0..self.me).map(|rank| call.input.piece_bytes(rank)).sum();
+                let scales = self.scales(job, sequence);
+                let bytes = call.input.piece_bytes(self.me);
+                self.reduce_range(job, &scales, 0, bytes, (self.me, 0), &[], |rank| {
+                    self.small_data(rank, sequence, total).wrapping_add(before)
+                });
+            }
+            Kind::AllGather => {
+                self.copy_own(job);
+                for rank in self.others() {
+                    let bytes = call.output.piece_bytes(rank);
+                    self.copy_in(job, rank, 0, bytes, self.small_data(rank, sequence, bytes));
+                }
+            }
+            Kind::Gather if root == self.me => {
+                self.copy_own(job);
+                for rank in self.others() {
+                    let bytes = call.output.piece_bytes(rank);
+                    self.copy_in(job, rank, 0, bytes, self.small_data(rank, sequence, bytes));
+                }
+            }
+            Kind::Broadcast if root != self.me => {
+                let bytes = call.output.bytes();
+                self.copy_in(job, 0, 0, bytes, self.small_data(root, sequence, bytes));
+            }
+            Kind::Scatter => {
+                if root == self.me {
+                    self.copy_own(job);
+                } else {
+                    let bytes = call.output.piece_bytes(0);
+                    let data = self.small_data(root, sequence, bytes * self.ranks);
+                    self.copy_in(job, 0, 0, bytes, data.wrapping_add(bytes * self.me));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Copies the rank's own piece from input to output.
+    fn copy_own(&self, job: &Job) {
+        let call = &job.call;
+        let input = call.input.piece(if call.input.len() > 1 { self.me } else { 0 });
+        let output_index = if call.output.len() > 1 { self.me } else { 0 };
+        let bytes = call.output.piece_bytes(output_index);
+        walk(input, 0, bytes, |from, at, count| {
+            walk(call.output.piece(output_index), at, count, |to, inner, count| {
+                let from = from.wrapping_add(inner).cast_const();
+                if to.cast_const() != from {
+                    // SAFETY: the caller's memory, which may coincide but not overlap.
+                    unsafe { copy(to, from, count) };
+                }
+            });
+        });
+    }
+
+    /// Copies `bytes` at `data` to output piece `piece`, from `offset` on.
+    fn copy_in(&self, job: &Job, piece: usize, offset: usize, bytes: usize, data: *const u8) {
+        walk(job.call.output.piece(piece), offset, bytes, |to, at, count| {
+            // SAFETY: `data` is shared memory that its owner published and does not write until
+            // this rank has said that it has read it.
+            unsafe { copy(to, data.add(at), count) };
+        });
+    }
+
+    /// Copies `bytes` of input piece `piece`, from `offset` on, to `to`.
+    fn copy_out(&self, job: &Job, piece: usize, offset: usize, bytes: usize, to: *mut u8) {
+        walk(job.call.input.piece(piece), offset, bytes, |from, at, count| {
+            // SAFETY: `to` is this rank's staging memory, which nobody reads at this time.
+            unsafe { copy(to.add(at), from, count) };
+        });
+    }
+
+    /// Reduces `[offset, offset + bytes)` of the output from all ranks in rank order: own
+    /// data from input piece `input.0` at `input.1 + offset`, that of the others from
+    /// `data(rank)`. The result also goes to each of `copies`.
+    #[allow(clippy::too_many_arguments, reason = "one place for every reduction")]
+    fn reduce_range(
+        &self,
+        job: &Job,
+        scales: &[f64],
+        offset: usize,
+        bytes: usize,
+        input: (usize, usize),
+        copies: &[*mut u8],
+        data: impl Fn(usize) -> *mut u8,
+    ) {
+        let call = &job.call;
+        let reducer = job.reducer.expect("reductions are given one");
+        let size = call.dtype.size();
+        let output = call.output.piece(0);
+        let divisor = Some(self.ranks as u32);
+        let data: SmallVec<[*mut u8; 16]> = (0..self.ranks)
+            .map(|rank| if rank == self.me { std::ptr::null_mut() } else { data(rank) })
+            .collect();
+        walk(call.input.piece(input.0), input.1 + offset, bytes, |own, at, count| {
+            walk(output, offset + at, count, |to, inner, count| {
+                let at = at + inner;
+                let mut sources: SmallVec<[*const u8; 16]> = SmallVec::new();
+                sources.extend(data.iter().map(|data| data.wrapping_add(at).cast_const()));
+                sources[self.me] = own.wrapping_add(inner);
+                let mut targets: SmallVec<[*mut u8; 16]> = SmallVec::new();
+                targets.push(to);
+                targets.extend(copies.iter().map(|copy| copy.wrapping_add(at)));
+                // SAFETY: the sources are published and stay until this rank says that it has
+                // read them; the targets are this rank's output and staging memory granted
+                // to it; a target is at most the same as one source.
+                unsafe { reducer.reduce(&targets, &sources, count / size, scales, divisor) };
+            });
+        });
+    }
+
+    // ---- large data, in rounds ----
+
+    /// Numbers `count` rounds for the running collective; returns the first.
+    fn begin(&self, count: u64) -> u64 {
+        self.rounds.fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// Waits until the staging buffer of `round` is free.
+    async fn free(&self, round: u64) {
+        if let Some(target) = (round + 1).checked_sub(STAGES as u64) {
+            self.all_have(Counter::Consumed, target).await;
+        }
+    }
+
+    fn produced(&self, round: u64) {
+        self.tell(&self.own().progress().produced, round + 1);
+    }
+
+    fn consumed(&self, round: u64) {
+        self.tell(&self.own().progress().consumed, round + 1);
+    }
+
+    /// Sets all counters as after `end` rounds, for ranks that had no part in some.
+    fn end(&self, end: u64) {
+        let own = self.own();
+        let progress = own.progress();
+        progress.produced.store(end, Ordering::Release);
+        progress.reduced.store(end, Ordering::Release);
+        self.tell(&progress.consumed, end);
+    }
+
+    async fn all_reduce(&self, job: &Job, scales: &[f64]) {
+        let (me, n) = (self.me, self.ranks);
+        let bytes = job.call.input.bytes();
+        if n == 1 {
+            self.reduce_range(job, scales, 0, bytes, (0, 0), &[], |_| std::ptr::null_mut());
+            return;
+        }
+        // Chunks of equal size, in pieces of whole cache lines, one for each rank.
+        let most = (STAGE_BYTES / n / 64 * 64) * n;
+        let count = bytes.div_ceil(most);
+        let chunk = bytes.div_ceil(count).next_multiple_of(64 * n);
+        let count = bytes.div_ceil(chunk) as u64;
+        let base = self.begin(count);
+        let piece = |round: u64, rank: usize| {
+            let offset = (round - base) as usize * chunk;
+            let length = chunk.min(bytes - offset);
+            let part = length.div_ceil(n).next_multiple_of(64);
+            let start = (part * rank).min(length);
+            (offset, start, (part * (rank + 1)).min(length) - start)
+        };
+        let stage = |round: u64| {
+            for rank in self.others() {
+                let (offset, start, length) = piece(round, rank);
+                let to = self.own().stage(round).wrapping_add(start);
+                self.copy_out(job, 0, offset + start, length, to);
+            }
+            self.produced(round);
+        };
+        // With two ranks the result goes back to where the peer staged its part: those lines
+        // are in this core's cache already. With more it goes to one place for all.
+        let reduce = |round: u64| {
+            let (offset, start, length) = piece(round, me);
+            let seat = if n == 2 { self.seat(1 - me) } else { self.own() };
+            let back = seat.stage(round).wrapping_add(start);
+            self.reduce_range(job, scales, offset + start, length, (0, 0), &[back], |rank| {
+                self.seat(rank).stage(round).wrapping_add(start)
+            });
+            self.tell(&self.own().progress().reduced, round + 1);
+        };
+        self.free(base).await;
+        stage(base);
+        for round in base..base + count {
+            if round + 1 < base + count {
+                self.free(round + 1).await;
+                stage(round + 1);
+            }
+            self.all_have(Counter::Produced, round + 1).await;
+            reduce(round);
+            if round > base {
+                self.collect(job, round - 1, &piece).await;
+            }
+        }
+        self.collect(job, base + count - 1, &piece).await;
+    }
+
+    /// Copies the parts that the others reduced in `round`.
+    async fn collect(
+        &self,
+        job: &Job,
+        round: u64,
+        piece: &impl Fn(u64, usize) -> (usize, usize, usize),
+    ) {
+        for rank in self.others() {
+            self.one_has(rank, Counter::Reduced, round + 1).await;
+            let (offset, start, length) = piece(round, rank);
+            let seat = if self.ranks == 2 { self.own() } else { self.seat(rank) };
+            self.copy_in(job, 0, offset + start, length, seat.stage(round).wrapping_add(start));
+        }
+        self.consumed(round);
+    }
+
+    async fn all_gather(&self, job: &Job) {
+        let bytes = |rank: usize| job.call.output.piece_bytes(rank);
+        let most = (0..self.ranks).map(bytes).max().unwrap_or(0);
+        let count = most.div_ceil(STAGE_BYTES) as u64;
+        let base = self.begin(count);
+        let range = |round: u64, rank: usize| {
+            let offset = (round - base) as usize * STAGE_BYTES;
+            (offset, STAGE_BYTES.min(bytes(rank).saturating_sub(offset)))
+        };
+        let stage = |round: u64| {
+            let (offset, length) = range(round, self.me);
+            self.copy_out(job, 0, offset, length, self.own().stage(round));
+            self.produced(round);
+        };
+        self.free(base).await;
+        stage(base);
+        self.copy_own(job);
+        for round in base..base + count {
+            if round + 1 < base + count {
+                self.free(round + 1).await;
+                stage(round + 1);
+            }
+            for rank in self.others() {
+                self.one_has(rank, Counter::Produced, round + 1).await;
+                let (offset, length) = range(round, rank);
+                self.copy_in(job, rank, offset, length, self.seat(rank).stage(round));
+            }
+            self.consumed(round);
+        }
+        self.end(base + count);
+    }
+
+    async fn reduce_scatter(&self, job: &Job, scales: &[f64]) {
+        let bytes = |rank: usize| job.call.input.piece_bytes(rank);
+        let most = (0..self.ranks).map(bytes).max().unwrap_or(0);
+        let part = STAGE_BYTES / self.ranks / 64 * 64;
+        let count = most.div_ceil(part) as u64;
+        let base = self.begin(count);
+        let range = |round: u64, rank: usize| {
+            let offset = (round - base) as usize * part;
+            (offset, part.min(bytes(rank).saturating_sub(offset)))
+        };
+        let stage = |round: u64| {
+            for rank in self.others() {
+                let (offset, length) = range(round, rank);
+                let to = self.own().stage(round).wrapping_add(part * rank);
+                self.copy_out(job, rank, offset, length, to);
+            }
+            self.produced(round);
+        };
+        self.free(base).await;
+        stage(base);
+        for round in base..base + count {
+            if round + 1 < base + count {
+                self.free(round + 1).await;
+                stage(round + 1);
+            }
+            self.all_have(Counter::Produced, round + 1).await;
+            let (offset, length) = range(round, self.me);
+            self.reduce_range(job, scales, offset, length, (self.me, 0), &[], |rank| {
+                self.seat(rank).stage(round).wrapping_add(part * self.me)
+            });
+            self.consumed(round);
+        }
+        self.end(base + count);
+    }
+
+    async fn broadcast(&self, job: &Job) {
+        let root = job.call.root as usize;
+        let bytes = job.call.input.bytes().max(job.call.output.bytes());
+        let count = bytes.div_ceil(STAGE_BYTES) as u64;
+        let base = self.begin(count);
+        for round in base..base + count {
+            let offset = (round - base) as usize * STAGE_BYTES;
+            let length = STAGE_BYTES.min(bytes - offset);
+            if root == self.me {
+                self.free(round).await;
+                self.copy_out(job, 0, offset, length, self.own().stage(round));
+                // The root waits for the others in `free`, not for itself.
+                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.produced(round);
+            } else {
+                self.one_has(root, Counter::Produced, round + 1).await;
+                self.copy_in(job, 0, offset, length, self.seat(root).stage(round));
+                self.consumed(round);
+            }
+        }
+        self.end(base + count);
+    }
+
+    async fn reduce(&self, job: &Job, scales: &[f64]) {
+        let root = job.call.root as usize;
+        let bytes = job.call.input.bytes();
+        let count = bytes.div_ceil(STAGE_BYTES) as u64;
+        let base = self.begin(count);
+        for round in base..base + count {
+            let offset = (round - base) as usize * STAGE_BYTES;
+            let length = STAGE_BYTES.min(bytes - offset);
+            if root == self.me {
+                self.all_have(Counter::Produced, round + 1).await;
+                self.reduce_range(job, scales, offset, length, (0, 0), &[], |rank| {
+                    self.seat(rank).stage(round)
+                });
+                self.consumed(round);
+            } else {
+                self.free(round).await;
+                self.copy_out(job, 0, offset, length, self.own().stage(round));
+                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.produced(round);
+            }
+        }
+        self.end(base + count);
+    }
+
+    async fn gather(&self, job: &Job) {
+        let root = job.call.root as usize;
+        let bytes = job.call.input.bytes();
+        let count = bytes.div_ceil(STAGE_BYTES) as u64;
+        let base = self.begin(count);
+        if root == self.me {
+            self.copy_own(job);
+        }
+        for round in base..base + count {
+            let offset = (round - base) as usize * STAGE_BYTES;
+            let length = STAGE_BYTES.min(bytes - offset);
+            if root == self.me {
+                for rank in self.others() {
+                    self.one_has(rank, Counter::Produced, round + 1).await;
+                    self.copy_in(job, rank, offset, length, self.seat(rank).stage(round));
+                }
+                self.consumed(round);
+            } else {
+                self.free(round).await;
+                self.copy_out(job, 0, offset, length, self.own().stage(round));
+                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.produced(round);
+            }
+        }
+        self.end(base + count);
+    }
+
+    async fn scatter(&self, job: &Job) {
+        let root = job.call.root as usize;
+        let bytes = job.call.output.bytes();
+        let part = STAGE_BYTES / self.ranks / 64 * 64;
+        let count = bytes.div_ceil(part) as u64;
+        let base = self.begin(count);
+        if root == self.me {
+            self.copy_own(job);
+        }
+        for round in base..base + count {
+            let offset = (round - base) as usize * part;
+            let length = part.min(bytes - offset);
+            if root == self.me {
+                self.free(round).await;
+                for rank in self.others() {
+                    let to = self.own().stage(round).wrapping_add(part * rank);
+                    self.copy_out(job, rank, offset, length, to);
+                }
+                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.produced(round);
+            } else {
+                self.one_has(root, Counter::Produced, round + 1).await;
+                let from = self.seat(root).stage(round).wrapping_add(part * self.me);
+                self.copy_in(job, 0, offset, length, from);
+                self.consumed(round);
+            }
+        }
+        self.end(base + count);
+    }
+
+    // ---- all-to-all, whose pieces may differ ----
+
+    /// Bytes of the tables that stand before small all-to-all data: what the rank sends to
+    /// each, then what it expects from each.
+    fn tables_bytes(&self) -> usize {
+        2 * 8 * self.ranks
+    }
+
+    fn write_tables(&self, job: &Job, sequence: u64) {
+        let call = &job.call;
+        let to = self.own().small(sequence);
+        let sizes = (0..self.ranks)
+            .map(|rank| call.input.piece_bytes(rank))
+            .chain((0..self.ranks).map(|rank| call.output.piece_bytes(rank)));
+        for (index, size) in sizes.enumerate() {
+            // SAFETY: the small buffer is this rank's, aligned, and holds the tables
+            // (`MAX_RANKS`).
+            unsafe { to.cast::<u64>().add(index).write(size as u64) };
+        }
+        if self.tables_bytes() + call.input.bytes() <= SMALL_BYTES {
+            let to = to.wrapping_add(self.tables_bytes());
+            walk(call.input.segments(), 0, call.input.bytes(), |from, at, count| {
+                // SAFETY: as above; the data fits behind the tables.
+                unsafe { copy(to.add(at), from, count) };
+            });
+        }
+    }
+
+    /// What `from` sends to `to`, and what `to` expects from `from`.
+    fn sizes(&self, sequence: u64, from: usize, to: usize) -> (u64, u64) {
+        let table = |rank: usize, index: usize| {
+            // SAFETY: published with the arrival, and unchanged until its owner has left the
+            // next collective.
+            unsafe { self.seat(rank).small(sequence).cast::<u64>().add(index).read() }
+        };
+        (table(from, to), table(to, self.ranks + from))
+    }
+
+    async fn all_to_all(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        let n = self.ranks;
+        let part = STAGE_BYTES / n / 64 * 64;
+        let mut count = 0;
+        let mut in_slot: SmallVec<[bool; 16]> = SmallVec::new();
+        for from in 0..n {
+            let mut total = 0;
+            let mut largest = 0;
+            for to in 0..n {
+                let (sent, expected) = self.sizes(sequence, from, to);
+                if sent != expected {
+                    let (from, to) = (from as u32, to as u32);
+                    return Err(Failure::Splits { from, to, sent, expected });
+                }
+                total += sent as usize;
+                largest = largest.max(if to == from { 0 } else { sent as usize });
+            }
+            in_slot.push(self.tables_bytes() + total <= SMALL_BYTES);
+            if !in_slot[from] {
+                count = count.max(largest.div_ceil(part) as u64);
+            }
+        }
+        self.copy_own(job);
+        for from in self.others().filter(|&from| in_slot[from]) {
+            let before: u64 = (0..self.me).map(|to| self.sizes(sequence, from, to).0).sum();
+            let data = self.seat(from).small(sequence).wrapping_add(self.tables_bytes() + before as usize);
+            self.copy_in(job, from, 0, job.call.output.piece_bytes(from), data);
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let base = self.begin(count);
+        let stage = |round: u64| {
+            if !in_slot[self.me] {
+                let offset = (round - base) as usize * part;
+                for rank in self.others() {
+                    let length = part.min(job.call.input.piece_bytes(rank).saturating_sub(offset));
+                    let to = self.own().stage(round).wrapping_add(part * rank);
+                    self.copy_out(job, rank, offset, length, to);
+                }
+            }
+            self.produced(round);
+        };
+        self.free(base).await;
+        stage(base);
+        for round in base..base + count {
+            if round + 1 < base + count {
+                self.free(round + 1).await;
+                stage(round + 1);
+            }
+            let offset = (round - base) as usize * part;
+            for rank in self.others().filter(|&rank| !in_slot[rank]) {
+                self.one_has(rank, Counter::Produced, round + 1).await;
+                let length = part.min(job.call.output.piece_bytes(rank).saturating_sub(offset));
+                let from = self.seat(rank).stage(round).wrapping_add(part * self.me);
+                self.copy_in(job, rank, offset, length, from);
+            }
+            self.consumed(round);
+        }
+        self.end(base + count);
+        Ok(())
+    }
+
+    /// Leaves the group: tells each peer that its seat will not be touched any more.
+    pub(crate) fn detach(&self) {
+        for rank in self.others() {
+            // A peer whose seat was never found may make it later; it is looked for once more.
+            self.find_seat(rank);
+            if let Some(seat) = self.seats[rank].get() {
+                seat.detached()[self.me / 64].fetch_or(1 << (self.me % 64), Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Whether every peer has left, or is gone: then the seat's memory can be used again.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let own = self.own();
+        let detached = own.detached();
+        self.peers.iter().enumerate().all(|(rank, peer)| {
+            let Some(peer) = peer else { return true };
+            let left = detached[rank / 64].load(Ordering::Acquire) >> (rank % 64) & 1 == 1;
+            left || peer.gone().is_some()
+        })
+    }
+
+    /// Gives the seat's memory back.
+    pub(crate) fn release(&self) {
+        self.fabric.region.retract_seat(self.key);
+        self.fabric.region.release(self.own_offset, FOOTPRINT);
+    }
+}
+
+fn fingerprint(signature: &Signature) -> u64 {
+    let bytes = signature.encode();
+    let words = bytes.chunks_exact(8).map(|word| {
+        u64::from_le_bytes(word.try_into().expect("chunks of eight"))
+    });
+    crate::fabric::hash(words)
+}
+
+impl Fabric {
+    /// Wakes sleeping threads of the peers, after news for them was stored.
+    #[inline]
+    fn ring_peers(&self, peers: &[Option<Arc<Peer>>]) {
+        publish_fence();
+        for peer in peers.iter().flatten() {
+            if let Some(mapping) = &peer.mapping {
+                Doorbell::ring(mapping.doorbell());
+            }
+        }
+    }
+}

@@ -1,0 +1,584 @@
+//! Collectives of ranks on several hosts: the steps of a plan, over the links.
+//!
+//! A collective begins with an *agreement*: all ranks exchange their signatures, in a
+//! logarithmic number of rounds (each rank passes on all it knows, at doubling
+//! distances), so that every rank knows all of them before any data is used. Then the
+//! steps run.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use smallvec::SmallVec;
+use tpu_dist_collectives::algorithm::{Algorithm, Direct};
+use tpu_dist_collectives::reduce::copy;
+use tpu_dist_collectives::schedule::{Buffer, Chunk, Request, Step};
+use tpu_dist_collectives::{Kind, ReduceKind, Signature};
+
+use super::{Failure, Job, contiguous, walk};
+use crate::call::Segment;
+use crate::fabric::Peer;
+use crate::link::{Key, Mode, Transfer};
+use crate::wire::Class;
+
+/// Largest message of a plan, so that a receiver reduces one while the next comes.
+const MESSAGE_BYTES: u64 = 256 << 10;
+/// Receives that are posted ahead of the running step.
+const WINDOW: usize = 16;
+/// Parts of a collective that exchange messages; each has its own channel.
+const PHASES: u64 = 4;
+
+/// The engine of a group on several hosts. One collective at a time uses it.
+pub(crate) struct Net {
+    me: u32,
+    ranks: u32,
+    key: u64,
+    peers: Vec<Option<Arc<Peer>>>,
+    /// Buffers to use again.
+    pool: Mutex<Vec<Vec<u8>>>,
+    /// Which ranks' signatures of the running collective have come: its number, and how
+    /// many, counted upwards from the own rank.
+    known: AtomicU64,
+}
+
+/// A message of the engine, given up when dropped before it ended.
+struct Flight<'a> {
+    peer: &'a Arc<Peer>,
+    rank: u32,
+    transfer: Arc<Transfer>,
+}
+
+impl Flight<'_> {
+    async fn done(&self) -> Result<(), Failure> {
+        let result = poll_fn(|_| self.transfer.result().map_or(Poll::Pending, Poll::Ready)).await;
+        result.map_err(|error| Failure::Link { rank: self.rank, error })
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        if self.transfer.result().is_none() {
+            self.peer.link.cancel(&self.transfer);
+        }
+    }
+}
+
+/// A message with memory of its own. The flight is dropped first: then nobody uses the
+/// memory.
+struct Message<'a> {
+    flight: Flight<'a>,
+    data: Pooled<'a>,
+}
+
+/// A buffer that goes back to the pool.
+struct Pooled<'a> {
+    data: Vec<u8>,
+    pool: &'a Mutex<Vec<Vec<u8>>>,
+}
+
+impl Drop for Pooled<'_> {
+    fn drop(&mut self) {
+        let mut pool = self.pool.lock().expect("no panic while the pool is held");
+        if pool.len() < 2 * WINDOW {
+            pool.push(std::mem::take(&mut self.data));
+        }
+    }
+}
+
+impl Net {
+    pub(crate) fn new(key: u64, me: u32, peers: Vec<Option<Arc<Peer>>>) -> Net {
+        Net {
+            me,
+            ranks: peers.len() as u32,
+            key,
+            peers,
+            pool: Mutex::default(),
+            known: AtomicU64::new(0),
+        }
+    }
+
+    /// Ranks whose signature of collective `sequence` has not come; a superset of the late
+    /// ones, as signatures travel through other ranks.
+    pub(crate) fn unknown(&self) -> Vec<u32> {
+        let known = self.known.load(Ordering::Relaxed) as u32;
+        (known..self.ranks).map(|step| (self.me + step) % self.ranks).collect()
+    }
+
+    /// Runs collective number `sequence`.
+    pub(crate) async fn run(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        self.known.store(1, Ordering::Relaxed);
+        let signatures = self.exchange(sequence, 0, &job.agreed().encode()).await?;
+        self.compare(&signatures)?;
+        if job.call.kind == Kind::AllToAll {
+            return self.all_to_all(job, sequence).await;
+        }
+        if job.call.kind == Kind::Barrier {
+            return Ok(());
+        }
+        let mut memory = Memory::new(self, job);
+        let request = Request {
+            kind: job.call.kind,
+            ranks: self.ranks,
+            root: job.call.root,
+            counts: memory.counts(job),
+            element_size: job.call.dtype.size() as u32,
+            max_message: (MESSAGE_BYTES / job.call.dtype.size() as u64).max(1),
+        };
+        let plan = Direct.steps(&request, self.me);
+        let scratch = plan.scratch as usize * job.call.dtype.size();
+        let mut buffer = self.buffer(scratch);
+        memory.scratch = [Segment { ptr: buffer.data.as_mut_ptr(), bytes: scratch }];
+        self.execute(job, sequence, &plan.steps, &memory).await
+    }
+
+    fn peer(&self, rank: u32) -> &Arc<Peer> {
+        self.peers[rank as usize].as_ref().expect("plans name other ranks")
+    }
+
+    fn channel(&self, sequence: u64, phase: u64) -> Key {
+        Key { class: Class::Collective, group: self.key, channel: sequence * PHASES + phase }
+    }
+
+    fn buffer(&self, bytes: usize) -> Pooled<'_> {
+        let mut pool = self.pool.lock().expect("no panic while the pool is held");
+        let fitting = pool.iter().position(|data| data.capacity() >= bytes);
+        let mut data = fitting.map(|index| pool.swap_remove(index)).unwrap_or_default();
+        drop(pool);
+        // Contents do not matter, so nothing is cleared that was there before.
+        data.resize(bytes, 0);
+        Pooled { data, pool: &self.pool }
+    }
+
+    /// # Safety
+    /// The segments stay valid and untouched as long as the flight lives.
+    unsafe fn send(&self, to: u32, key: Key, segments: &[Segment]) -> Flight<'_> {
+        // SAFETY: passed on; the flight cancels the transfer when it is dropped.
+        let transfer = unsafe { Transfer::new(segments, None) };
+        let peer = self.peer(to);
+        peer.link.send(key, self.me, transfer.clone(), Mode::Collective);
+        Flight { peer, rank: to, transfer }
+    }
+
+    /// # Safety
+    /// As [`Net::send`], and nobody else uses the memory.
+    unsafe fn receive(&self, from: u32, key: Key, segments: &[Segment]) -> Flight<'_> {
+        // SAFETY: passed on.
+        let transfer = unsafe { Transfer::new(segments, None) };
+        let peer = self.peer(from);
+        peer.link.receive(key, self.me, transfer.clone(), Mode::Collective);
+        Flight { peer, rank: from, transfer }
+    }
+
+    fn send_owned(&self, to: u32, key: Key, data: Pooled<'_>) -> Message<'_> {
+        let data = Pooled { data: take(data), pool: &self.pool };
+        let segment = Segment { ptr: data.data.as_ptr().cast_mut(), bytes: data.data.len() };
+        // SAFETY: the message owns the data, on the heap, and drops the flight first.
+        let flight = unsafe { self.send(to, key, &[segment]) };
+        Message { flight, data }
+    }
+
+    fn receive_owned(&self, from: u32, key: Key, bytes: usize) -> Message<'_> {
+        let mut data = self.buffer(bytes);
+        let segment = Segment { ptr: data.data.as_mut_ptr(), bytes };
+        // SAFETY: as above.
+        let flight = unsafe { self.receive(from, key, &[segment]) };
+        Message { flight, data }
+    }
+
+    /// Every rank gets the record of every rank, by rank. Records have one length.
+    async fn exchange(&self, sequence: u64, phase: u64, own: &[u8]) -> Result<Vec<u8>, Failure> {
+        let (ranks, length) = (self.ranks as usize, own.len());
+        let key = self.channel(sequence, phase);
+        // Records from the own rank upwards, as far as they are known.
+        let mut known = Vec::with_capacity(ranks * length);
+        known.extend_from_slice(own);
+        let mut sent = SmallVec::<[Message<'_>; 8]>::new();
+        let mut count = 1;
+        while count < ranks {
+            let distance = count as u32;
+            let more = count.min(ranks - count);
+            let mut data = self.buffer(more * length);
+            data.data.copy_from_slice(&known[..more * length]);
+            let to = (self.me + self.ranks - distance) % self.ranks;
+            sent.push(self.send_owned(to, key, data));
+            let from = (self.me + distance) % self.ranks;
+            let message = self.receive_owned(from, key, more * length);
+            message.flight.done().await?;
+            known.extend_from_slice(&message.data.data);
+            count += more;
+            if phase == 0 {
+                self.known.store(count as u64, Ordering::Relaxed);
+            }
+        }
+        for message in &sent {
+            message.flight.done().await?;
+        }
+        known.rotate_right(self.me as usize * length);
+        Ok(known)
+    }
+
+    fn compare(&self, signatures: &[u8]) -> Result<(), Failure> {
+        let (first, _) = signatures.as_chunks::<{ Signature::LEN }>();
+        let other = first.iter().position(|signature| *signature != first[0]);
+        let Some(other) = other else { return Ok(()) };
+        let read = |rank: usize| Signature::decode(&first[rank]);
+        match (read(0), read(other)) {
+            (Some(ours), Some(theirs)) => {
+                Err(Failure::Mismatch { rank: other as u32, theirs, own_rank: 0, ours })
+            }
+            _ => Err(Failure::Link {
+                rank: other as u32,
+                error: crate::link::LinkError::Closed("it sent a malformed signature".to_owned()),
+            }),
+        }
+    }
+
+    // ---- the steps of a plan ----
+
+    async fn execute(
+        &self,
+        job: &Job,
+        sequence: u64,
+        steps: &[Step],
+        memory: &Memory<'_>,
+    ) -> Result<(), Failure> {
+        let key = self.channel(sequence, 2);
+        let size = job.call.dtype.size();
+        let mut posted: SmallVec<[Option<Posted<'_>>; WINDOW]> = SmallVec::new();
+        let mut sends: Vec<(Chunk, Flight<'_>)> = Vec::new();
+        for (index, step) in steps.iter().enumerate() {
+            sends.retain(|(_, flight)| flight.transfer.result() != Some(Ok(())));
+            self.post_ahead(job, key, &steps[index..], memory, &mut posted, &sends);
+            let ready = if posted.is_empty() { None } else { posted.remove(0) };
+            match step {
+                Step::Send { to, chunk } => {
+                    let segments = memory.segments(*chunk, size);
+                    // SAFETY: the call's memory and the scratch outlive this future, and no later
+                    // step changes the chunk before the flight has ended (`settle`).
+                    sends.push((*chunk, unsafe { self.send(*to, key, &segments) }));
+                }
+                Step::Recv { from, chunk } => {
+                    if let Some(Posted::InPlace(flight)) = ready {
+                        flight.done().await?;
+                    } else {
+                        settle(&mut sends, chunk).await?;
+                        let segments = memory.segments(*chunk, size);
+                        // SAFETY: as above; the chunk is this step's alone.
+                        unsafe { self.receive(*from, key, &segments) }.done().await?;
+                    }
+                }
+                Step::RecvReduce { from, chunk } => {
+                    let message = match ready {
+                        Some(Posted::Aside(message)) => message,
+                        _ => self.receive_owned(*from, key, chunk.count as usize * size),
+                    };
+                    message.flight.done().await?;
+                    settle(&mut sends, chunk).await?;
+                    let received = message.data.data.as_ptr();
+                    memory.each(*chunk, size, |ptr, at, bytes| {
+                        let reducer = job.reducer.expect("reductions are given one");
+                        let received = received.wrapping_add(at);
+                        // SAFETY: the chunk is this rank's, the message lies apart from it.
+                        unsafe { reducer.reduce(&[ptr], &[ptr, received], bytes / size, &[], None) };
+                    });
+                }
+                Step::Reduce { dst, sources } => {
+                    settle(&mut sends, dst).await?;
+                    self.reduce(job, memory, *dst, sources);
+                }
+                Step::Copy { src, dst } => {
+                    settle(&mut sends, dst).await?;
+                    memory.each(*dst, size, |to, at, bytes| {
+                        let from = Chunk { offset: src.offset + (at / size) as u64, count: (bytes / size) as u64, ..*src };
+                        memory.each(from, size, |from, inner, bytes| {
+                            let to = to.wrapping_add(inner);
+                            if to != from {
+                                // SAFETY: the ranges of a copy do not overlap.
+                                unsafe { copy(to, from, bytes) };
+                            }
+                        });
+                    });
+                }
+                Step::Finish { chunk } => {
+                    let average = job.call.op.is_some_and(|op| op.kind() == ReduceKind::Avg);
+                    if average {
+                        settle(&mut sends, chunk).await?;
+                        memory.each(*chunk, size, |ptr, _, bytes| {
+                            let reducer = job.reducer.expect("reductions are given one");
+                            // SAFETY: the chunk is this rank's.
+                            unsafe { reducer.finish(ptr, bytes / size, self.ranks) };
+                        });
+                    }
+                }
+            }
+        }
+        for (_, flight) in &sends {
+            flight.done().await?;
+        }
+        Ok(())
+    }
+
+    /// Posts the receives among the next steps that no step before them concerns. A receive
+    /// that reduces lands aside, so nothing concerns it.
+    fn post_ahead<'a>(
+        &'a self,
+        job: &Job,
+        key: Key,
+        steps: &[Step],
+        memory: &Memory<'_>,
+        posted: &mut SmallVec<[Option<Posted<'a>>; WINDOW]>,
+        sends: &[(Chunk, Flight<'_>)],
+    ) {
+        let size = job.call.dtype.size();
+        let mut blocked: SmallVec<[u32; 8]> = SmallVec::new();
+        for (index, step) in steps.iter().take(WINDOW).enumerate() {
+            if index < posted.len() {
+                // A receive that was passed over keeps later ones from its sender waiting, so
+                // that they match in order.
+                if let (None, Step::Recv { from, .. } | Step::RecvReduce { from, .. }) =
+                    (&posted[index], step)
+                {
+                    blocked.push(*from);
+                }
+                continue;
+            }
+            posted.push(match step {
+                Step::Recv { from, chunk } if !blocked.contains(from) => {
+                    let free = !steps[..index].iter().any(|before| concerns(before, chunk))
+                        && !sends.iter().any(|(sent, _)| overlap(sent, chunk));
+                    if free {
+                        let segments = memory.segments(*chunk, size);
+                        // SAFETY: as in `execute`; no step before this one touches the chunk.
+                        Some(Posted::InPlace(unsafe { self.receive(*from, key, &segments) }))
+                    } else {
+                        blocked.push(*from);
+                        None
+                    }
+                }
+                Step::RecvReduce { from, chunk } if !blocked.contains(from) => {
+                    Some(Posted::Aside(self.receive_owned(*from, key, chunk.count as usize * size)))
+                }
+                Step::Recv { .. } | Step::RecvReduce { .. } | Step::Send { .. } | Step::Reduce { .. }
+                | Step::Copy { .. } | Step::Finish { .. } => None,
+            });
+        }
+    }
+
+    fn reduce(&self, job: &Job, memory: &Memory<'_>, dst: Chunk, sources: &[Chunk]) {
+        let size = job.call.dtype.size();
+        let reducer = job.reducer.expect("reductions are given one");
+        let mut done = 0;
+        let total = dst.count as usize * size;
+        while done < total {
+            let at = |chunk: &Chunk| {
+                let list = memory.buffer(chunk.buffer);
+                contiguous(list, chunk.offset as usize * size + done).expect("chunks lie in their buffer")
+            };
+            let (to, mut run) = at(&dst);
+            let mut from: SmallVec<[*const u8; 16]> = SmallVec::new();
+            for source in sources {
+                let (ptr, length) = at(source);
+                from.push(ptr);
+                run = run.min(length);
+            }
+            run = run.min(total - done);
+            // SAFETY: the chunks lie in this rank's memory; `dst` is one of the sources or apart
+            // from all.
+            unsafe { reducer.reduce(&[to], &from, run / size, &[], None) };
+            done += run;
+        }
+    }
+
+    // ---- all-to-all, whose pieces may differ ----
+
+    async fn all_to_all(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        let call = &job.call;
+        let ranks = self.ranks as usize;
+        let sizes = (0..ranks)
+            .map(|rank| call.input.piece_bytes(rank))
+            .chain((0..ranks).map(|rank| call.output.piece_bytes(rank)));
+        let own: Vec<u8> = sizes.flat_map(|size| (size as u64).to_le_bytes()).collect();
+        let tables = self.exchange(sequence, 1, &own).await?;
+        let (tables, _) = tables.as_chunks::<8>();
+        for from in 0..ranks {
+            for to in 0..ranks {
+                let sent = u64::from_le_bytes(tables[from * 2 * ranks + to]);
+                let expected = u64::from_le_bytes(tables[to * 2 * ranks + ranks + from]);
+                if sent != expected {
+                    let (from, to) = (from as u32, to as u32);
+                    return Err(Failure::Splits { from, to, sent, expected });
+                }
+            }
+        }
+        let me = self.me as usize;
+        walk(call.input.piece(me), 0, call.input.piece_bytes(me), |from, at, bytes| {
+            walk(call.output.piece(me), at, bytes, |to, inner, bytes| {
+                // SAFETY: the caller's memory; input and output lie apart.
+                unsafe { copy(to, from.wrapping_add(inner), bytes) };
+            });
+        });
+        let key = self.channel(sequence, 2);
+        let mut flights = Vec::new();
+        for step in 1..self.ranks {
+            let to = (self.me + step) % self.ranks;
+            let from = (self.me + self.ranks - step) % self.ranks;
+            // SAFETY: the call's memory outlives this future.
+            unsafe {
+                if call.output.piece_bytes(from as usize) > 0 {
+                    flights.push(self.receive(from, key, call.output.piece(from as usize)));
+                }
+                if call.input.piece_bytes(to as usize) > 0 {
+                    flights.push(self.send(to, key, call.input.piece(to as usize)));
+                }
+            }
+        }
+        for flight in &flights {
+            flight.done().await?;
+        }
+        Ok(())
+    }
+}
+
+/// A receive that was posted ahead of its step.
+enum Posted<'a> {
+    InPlace(Flight<'a>),
+    Aside(Message<'a>),
+}
+
+fn take(mut data: Pooled<'_>) -> Vec<u8> {
+    let taken = std::mem::take(&mut data.data);
+    // An empty vector is no use to the pool.
+    std::mem::forget(data);
+    taken
+}
+
+/// Waits for the sends of a chunk that is about to change.
+async fn settle(sends: &mut Vec<(Chunk, Flight<'_>)>, chunk: &Chunk) -> Result<(), Failure> {
+    for (_, flight) in sends.iter().filter(|(sent, _)| overlap(sent, chunk)) {
+        flight.done().await?;
+    }
+    sends.retain(|(sent, _)| !overlap(sent, chunk));
+    Ok(())
+}
+
+fn overlap(a: &Chunk, b: &Chunk) -> bool {
+    a.buffer == b.buffer && a.offset < b.offset + b.count && b.offset < a.offset + a.count
+}
+
+/// Whether a step reads or writes the chunk.
+fn concerns(step: &Step, chunk: &Chunk) -> bool {
+    match step {
+        Step::Send { chunk: other, .. }
+        | Step::Recv { chunk: other, .. }
+        | Step::RecvReduce { chunk: other, .. }
+        | Step::Finish { chunk: other } => overlap(other, chunk),
+        Step::Reduce { dst, sources } => {
+            overlap(dst, chunk) || sources.iter().any(|source| overlap(source, chunk))
+        }
+        Step::Copy { src, dst } => overlap(src, chunk) || overlap(dst, chunk),
+    }
+}
+
+/// Where a plan's buffers lie.
+struct Memory<'a> {
+    input: SmallVec<[Segment; 4]>,
+    output: SmallVec<[Segment; 4]>,
+    scratch: [Segment; 1],
+    /// Memory in place of the caller's, where a plan would change what the caller keeps.
+    _own: [Option<Pooled<'a>>; 2],
+}
+
+impl<'a> Memory<'a> {
+    /// Plans of all-reduce, reduce and broadcast work in the output alone, which must hold
+    /// the input; PREMUL_SUM wants the input multiplied.
+    fn new(net: &'a Net, job: &Job) -> Memory<'a> {
+        let call = &job.call;
+        let mut own = [None, None];
+        let mut input: SmallVec<[Segment; 4]> = call.input.segments().into();
+        let mut output: SmallVec<[Segment; 4]> = call.output.segments().into();
+        let bytes = call.input.bytes();
+        let fill = |from: &[Segment], to: &[Segment]| {
+            walk(from, 0, bytes, |from, at, count| {
+                walk(to, at, count, |to, inner, count| {
+                    let from = from.wrapping_add(inner);
+                    if from != to {
+                        // SAFETY: the caller's input and output coincide or lie apart.
+                        unsafe { copy(to, from, count) };
+                    }
+                });
+            });
+        };
+        let fresh = |index: usize, own: &mut [Option<Pooled<'a>>; 2]| {
+            let mut buffer = net.buffer(bytes);
+            let segment = Segment { ptr: buffer.data.as_mut_ptr(), bytes };
+            own[index] = Some(buffer);
+            segment
+        };
+        match call.kind {
+            Kind::Broadcast if call.root == net.me => output = input.clone(),
+            Kind::AllReduce => fill(&input, &output),
+            Kind::Reduce => {
+                if call.root != net.me {
+                    output = [fresh(0, &mut own)].into_iter().collect();
+                }
+                fill(&input, &output);
+            }
+            Kind::ReduceScatter if job.scale().is_some() => {
+                let copy: SmallVec<[Segment; 4]> = [fresh(1, &mut own)].into_iter().collect();
+                fill(&input, &copy);
+                input = copy;
+            }
+            _ => {}
+        }
+        if let (Some(scale), Some(reducer)) = (job.scale(), job.reducer) {
+            let scaled = if call.kind == Kind::ReduceScatter { &input } else { &output };
+            for segment in scaled {
+                // SAFETY: the output, or a copy of the input.
+                unsafe { reducer.scale(segment.ptr, segment.bytes / call.dtype.size(), scale) };
+            }
+        }
+        Memory {
+            input,
+            output,
+            scratch: [Segment { ptr: std::ptr::null_mut(), bytes: 0 }],
+            _own: own,
+        }
+    }
+
+    /// Elements of each piece, as a planner wants them.
+    fn counts(&self, job: &Job) -> Vec<u64> {
+        let call = &job.call;
+        let size = call.dtype.size();
+        let count = |bytes: usize| (bytes / size) as u64;
+        let pieces = |pieces: &crate::Pieces| {
+            (0..pieces.len()).map(|piece| count(pieces.piece_bytes(piece))).collect()
+        };
+        match call.kind {
+            Kind::AllGather => pieces(&call.output),
+            Kind::ReduceScatter => pieces(&call.input),
+            Kind::Gather => vec![count(call.input.bytes())],
+            Kind::Scatter => vec![count(call.output.bytes())],
+            _ => vec![count(call.input.bytes().max(call.output.bytes()))],
+        }
+    }
+
+    fn buffer(&self, buffer: Buffer) -> &[Segment] {
+        match buffer {
+            Buffer::Input => &self.input,
+            Buffer::Output => &self.output,
+            Buffer::Scratch => &self.scratch,
+        }
+    }
+
+    fn each(&self, chunk: Chunk, size: usize, visit: impl FnMut(*mut u8, usize, usize)) {
+        let (offset, bytes) = (chunk.offset as usize * size, chunk.count as usize * size);
+        walk(self.buffer(chunk.buffer), offset, bytes, visit);
+    }
+
+    fn segments(&self, chunk: Chunk, size: usize) -> SmallVec<[Segment; 4]> {
+        let mut segments = SmallVec::new();
+        self.each(chunk, size, |ptr, _, bytes| segments.push(Segment { ptr, bytes }));
+        segments
+    }
+}

@@ -1,0 +1,1093 @@
+//! Messages between two processes, over any byte stream.
+//!
+//! A [`Link`] matches messages first in, first out by ([`Class`], group, channel). Small
+//! ones go out at once ([`FrameKind::Eager`]) and wait in memory when nobody has asked
+//! for them, up to a credit; large ones wait at the sender until the receiver has
+//! named a place for them. So a message that nobody receives never blocks another
+//! one, and memory stays bounded. Nobody owns a link's progress: whoever waits calls
+//! [`Link::progress`].
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use smallvec::SmallVec;
+
+use crate::call::Segment;
+use crate::wire::{Class, Frame, FrameKind};
+
+/// Largest message that goes out before anyone asked for it.
+pub(crate) const EAGER_BYTES: usize = 64 << 10;
+/// Eager bytes that may wait unasked-for at a peer.
+const CREDIT_BYTES: usize = 4 << 20;
+/// Largest part of a large message in one frame: others get their turn in between.
+const FRAGMENT_BYTES: usize = 256 << 10;
+/// What a network stream reads ahead.
+const READ_AHEAD: usize = 64 << 10;
+
+/// Readable memory.
+#[derive(Clone, Copy)]
+pub(crate) struct WritePart {
+    pub(crate) ptr: *const u8,
+    pub(crate) bytes: usize,
+}
+
+/// Writable memory.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadPart {
+    pub(crate) ptr: *mut u8,
+    pub(crate) bytes: usize,
+}
+
+/// A non-blocking byte stream. 0 bytes mean: not now.
+pub(crate) trait Stream: Send {
+    /// Writes what it takes of the parts, in order.
+    fn write(&mut self, parts: &[WritePart]) -> io::Result<usize>;
+
+    /// Fills the parts, in order, with what has come.
+    fn read(&mut self, parts: &[ReadPart]) -> io::Result<usize>;
+
+    /// The descriptor to wait on, where there is one.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Bytes written that would be lost if the process ended now.
+    fn unsent(&self) -> usize {
+        0
+    }
+}
+
+/// Which messages match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) class: Class,
+    pub(crate) group: u64,
+    pub(crate) channel: u64,
+}
+
+/// How a message did not arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LinkError {
+    /// The connection is gone.
+    Closed(String),
+    /// Sender and receiver disagree about the size.
+    Size { sent: u64, expected: u64 },
+    /// The other side, or this one, gave up.
+    Cancelled,
+}
+
+type Notify = Box<dyn Fn(&Transfer) + Send + Sync>;
+
+/// A message on its way: the memory it comes from or goes to.
+pub(crate) struct Transfer {
+    segments: SmallVec<[Segment; 2]>,
+    bytes: usize,
+    /// Bytes not yet written (sender) or read (receiver).
+    left: AtomicUsize,
+    state: AtomicU8,
+    error: OnceLock<LinkError>,
+    /// Set under the lock of the link, which alone touches the memory: once it is set,
+    /// nobody does.
+    cancelled: AtomicBool,
+    source: AtomicU32,
+    /// Order of posting, between receives from one and from any source.
+    ticket: u64,
+    notify: Option<Notify>,
+}
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+
+impl Transfer {
+    /// # Safety
+    /// The segments stay valid, and unused by others, until the transfer is finished or
+    /// [`Link::cancel`] has returned.
+    pub(crate) unsafe fn new(segments: &[Segment], notify: Option<Notify>) -> Arc<Transfer> {
+        static TICKET: AtomicU64 = AtomicU64::new(0);
+        let bytes = segments.iter().map(|segment| segment.bytes).sum();
+        Arc::new(Transfer {
+            segments: segments.iter().filter(|segment| segment.bytes > 0).copied().collect(),
+            bytes,
+            left: AtomicUsize::new(bytes),
+            state: AtomicU8::new(PENDING),
+            error: OnceLock::new(),
+            cancelled: AtomicBool::new(false),
+            source: AtomicU32::new(u32::MAX),
+            ticket: TICKET.fetch_add(1, Ordering::Relaxed),
+            notify,
+        })
+    }
+
+    /// `None` while it is on its way.
+    pub(crate) fn result(&self) -> Option<Result<(), LinkError>> {
+        match self.state.load(Ordering::Acquire) {
+            PENDING => None,
+            DONE => Some(Ok(())),
+            _ => Some(Err(self.error.get().cloned().unwrap_or(LinkError::Cancelled))),
+        }
+    }
+
+    /// Group rank of the sender, once matched.
+    pub(crate) fn source(&self) -> Option<u32> {
+        Some(self.source.load(Ordering::Acquire)).filter(|&source| source != u32::MAX)
+    }
+
+    /// The memory at `[offset, offset + bytes)`, as parts, up to 14 of them; returns the
+    /// bytes they hold.
+    fn parts(&self, offset: usize, bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
+        let mut skip = offset;
+        let mut left = bytes;
+        let mut count = 0;
+        for segment in &self.segments {
+            if skip >= segment.bytes {
+                skip -= segment.bytes;
+                continue;
+            }
+            let take = (segment.bytes - skip).min(left);
+            if take == 0 || count == 14 {
+                break;
+            }
+            visit(segment.ptr.wrapping_add(skip), take);
+            left -= take;
+            skip = 0;
+            count += 1;
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+/// Transfers that ended while a link was locked; told after it is unlocked.
+#[derive(Default)]
+struct Finished(SmallVec<[Arc<Transfer>; 4]>);
+
+impl Finished {
+    fn add(&mut self, transfer: Arc<Transfer>, result: Result<(), LinkError>) {
+        if transfer.state.load(Ordering::Relaxed) != PENDING {
+            return;
+        }
+        match result {
+            Ok(()) => transfer.state.store(DONE, Ordering::Release),
+            Err(error) => {
+                let _ = transfer.error.set(error);
+                transfer.state.store(FAILED, Ordering::Release);
+            }
+        }
+        self.0.push(transfer);
+    }
+
+    fn tell(self) {
+        for transfer in self.0 {
+            if let Some(notify) = &transfer.notify {
+                notify(&transfer);
+            }
+        }
+    }
+}
+
+/// Receives that take a message from any member of their group.
+#[derive(Default)]
+pub(crate) struct AnySource {
+    count: AtomicUsize,
+    posted: Mutex<HashMap<Key, VecDeque<Arc<Transfer>>>>,
+}
+
+impl AnySource {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, VecDeque<Arc<Transfer>>>> {
+        self.posted.lock().expect("no panic while the table is held")
+    }
+
+    /// Takes the first receive for `key`, if it was posted before `ticket`.
+    fn take(&self, key: &Key, ticket: u64) -> Option<Arc<Transfer>> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut posted = self.lock();
+        let queue = posted.get_mut(key)?;
+        if queue.front()?.ticket > ticket {
+            return None;
+        }
+        let transfer = queue.pop_front();
+        if queue.is_empty() {
+            posted.remove(key);
+        }
+        self.count.fetch_sub(1, Ordering::Release);
+        transfer
+    }
+
+    /// Posts a receive, then looks for a message that came before it.
+    pub(crate) fn post<'a>(
+        &self,
+        key: Key,
+        transfer: Arc<Transfer>,
+        links: impl Iterator<Item = &'a Link>,
+    ) {
+        self.lock().entry(key).or_default().push_back(transfer);
+        self.count.fetch_add(1, Ordering::Release);
+        for link in links {
+            link.offer_to_any(&key);
+        }
+    }
+
+    /// Takes back a receive that found no message. False: a link has it already.
+    pub(crate) fn cancel(&self, key: &Key, transfer: &Arc<Transfer>) -> bool {
+        let mut posted = self.lock();
+        let Some(queue) = posted.get_mut(key) else { return false };
+        let before = queue.len();
+        queue.retain(|other| !Arc::ptr_eq(other, transfer));
+        let removed = queue.len() < before;
+        if queue.is_empty() {
+            posted.remove(key);
+        }
+        if removed {
+            self.count.fetch_sub(1, Ordering::Release);
+            let mut finished = Finished::default();
+            finished.add(transfer.clone(), Err(LinkError::Cancelled));
+            finished.tell();
+        }
+        removed
+    }
+}
+
+/// A message that came before its receive.
+enum Unexpected {
+    Eager { source: u32, data: Vec<u8> },
+    Offer { source: u32, id: u64, bytes: u64 },
+}
+
+/// A frame being written.
+struct Outgoing {
+    head: [u8; Frame::LEN],
+    /// Transfer, offset and length of the payload.
+    payload: Option<(Arc<Transfer>, usize, usize)>,
+    written: usize,
+}
+
+/// A large message whose receiver is ready.
+struct Sending {
+    transfer: Arc<Transfer>,
+    receive: u64,
+    next: usize,
+}
+
+/// Where the payload being read goes.
+enum Sink {
+    Receive { transfer: Arc<Transfer>, offset: usize, receive: Option<u64> },
+    Store { key: Key, source: u32, data: Vec<u8> },
+    Discard,
+}
+
+/// One stream of a link, with the frame it is writing and the one it is reading.
+struct Lane {
+    stream: Box<dyn Stream>,
+    writing: Option<Outgoing>,
+    /// Bytes read and not yet understood: `buffer[start..end]`.
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    reading: Option<(Sink, usize)>,
+}
+
+#[derive(Default)]
+struct Inner {
+    lanes: Vec<Lane>,
+    /// Frames to write, in order, on the first stream.
+    frames: VecDeque<Outgoing>,
+    /// Large messages to write, in turns, on any stream.
+    sending: VecDeque<Sending>,
+    posted: HashMap<Key, VecDeque<Arc<Transfer>>>,
+    unexpected: HashMap<Key, VecDeque<Unexpected>>,
+    /// Sends that wait for the answer to their offer.
+    offered: HashMap<u64, Arc<Transfer>>,
+    /// Large collective sends that wait for their receiver, and receivers that wait for
+    /// their send.
+    awaiting: HashMap<Key, VecDeque<Arc<Transfer>>>,
+    ready: HashMap<Key, VecDeque<u64>>,
+    receiving: HashMap<u64, Arc<Transfer>>,
+    last_id: u64,
+    eager_unacknowledged: usize,
+    eager_consumed: usize,
+    stored: usize,
+    closed: Option<String>,
+}
+
+/// How a message is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// By size and credit.
+    PointToPoint,
+    /// Both sides know the size: at most [`EAGER_BYTES`] go at once, more when the receiver
+    /// says it is ready, without an offer.
+    Collective,
+}
+
+/// All messages between this process and one peer.
+pub(crate) struct Link {
+    inner: Mutex<Inner>,
+    any: Arc<AnySource>,
+    /// Whether a transfer or frame waits for the other side.
+    busy: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn new(any: Arc<AnySource>) -> Link {
+        Link { inner: Mutex::default(), any, busy: AtomicBool::new(false) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic while a link is held")
+    }
+
+    /// Adds a stream. Frames that keep order use the first one.
+    pub(crate) fn add_stream(&self, stream: Box<dyn Stream>) {
+        let ahead = if stream.fd().is_some() { READ_AHEAD } else { Frame::LEN };
+        self.lock().lanes.push(Lane {
+            stream,
+            writing: None,
+            buffer: vec![0; ahead].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            reading: None,
+        });
+    }
+
+    /// Whether anything waits for the other side.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Calls `visit` with the descriptor of each stream, and whether it waits to write.
+    pub(crate) fn descriptors(&self, mut visit: impl FnMut(BorrowedFd<'_>, bool)) {
+        for lane in &self.lock().lanes {
+            if let Some(fd) = lane.stream.fd() {
+                visit(fd, lane.writing.is_some());
+            }
+        }
+    }
+
+    /// Bytes that would be lost if the process ended now.
+    pub(crate) fn unsent(&self) -> usize {
+        let inner = self.lock();
+        if inner.closed.is_some() {
+            return 0;
+        }
+        let queued = inner.frames.len() + inner.sending.len();
+        let lanes = inner.lanes.iter();
+        let unsent = lanes.map(|lane| lane.stream.unsent() + usize::from(lane.writing.is_some()));
+        queued + unsent.sum::<usize>()
+    }
+
+    /// Starts a send.
+    pub(crate) fn send(&self, key: Key, source: u32, transfer: Arc<Transfer>, mode: Mode) {
+        let mut finished = Finished::default();
+        {
+            let mut inner = self.lock();
+            inner.send(key, source, transfer, mode, &mut finished);
+            inner.turn(self, &mut finished);
+        }
+        finished.tell();
+    }
+
+    /// Posts a receive.
+    pub(crate) fn receive(&self, key: Key, source: u32, transfer: Arc<Transfer>, mode: Mode) {
+        let mut finished = Finished::default();
+        {
+            let mut inner = self.lock();
+            inner.receive(key, source, transfer, mode, &mut finished);
+            inner.turn(self, &mut finished);
+        }
+        finished.tell();
+    }
+
+    /// Hands a waiting message for `key` to a receive from any source.
+    fn offer_to_any(&self, key: &Key) {
+        let mut finished = Finished::default();
+        {
+            let mut inner = self.lock();
+            if inner.unexpected.contains_key(key)
+                && let Some(transfer) = self.any.take(key, u64::MAX)
+            {
+                inner.match_unexpected(key, transfer, &mut finished);
+                inner.turn(self, &mut finished);
+            }
+        }
+        finished.tell();
+    }
+
+    /// Writes and reads what can be; returns whether anything moved.
+    pub(crate) fn progress(&self) -> bool {
+        let mut finished = Finished::default();
+        let moved = self.lock().turn(self, &mut finished);
+        finished.tell();
+        moved
+    }
+
+    /// As [`Link::progress`], unless another thread is at it.
+    pub(crate) fn try_progress(&self) -> bool {
+        let mut finished = Finished::default();
+        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let moved = inner.turn(self, &mut finished);
+        drop(inner);
+        finished.tell();
+        moved
+    }
+
+    /// Gives up a transfer: when this returns, its memory is not touched any more.
+    pub(crate) fn cancel(&self, transfer: &Arc<Transfer>) {
+        let mut finished = Finished::default();
+        {
+            let mut inner = self.lock();
+            if transfer.result().is_none() {
+                inner.cancel(transfer);
+                finished.add(transfer.clone(), Err(LinkError::Cancelled));
+            }
+            inner.turn(self, &mut finished);
+        }
+        finished.tell();
+    }
+
+    /// Forgets what waits for a group that is gone.
+    pub(crate) fn forget_group(&self, group: u64) {
+        let mut inner = self.lock();
+        let mut consumed = 0;
+        inner.unexpected.retain(|key, queue| {
+            if key.group == group && key.class == Class::PointToPoint {
+                consumed += queue
+                    .iter()
+                    .map(|message| match message {
+                        Unexpected::Eager { data, .. } => data.len(),
+                        Unexpected::Offer { .. } => 0,
+                    })
+                    .sum::<usize>();
+            }
+            key.group != group
+        });
+        inner.stored -= consumed;
+        inner.consume(consumed);
+        inner.ready.retain(|key, _| key.group != group);
+    }
+
+    /// Ends the link after reading what has come; pending transfers fail with `reason`.
+    pub(crate) fn close(&self, reason: &str) {
+        let mut finished = Finished::default();
+        {
+            let mut inner = self.lock();
+            while inner.closed.is_none() && inner.read(&self.any, &mut finished) {}
+            inner.close(reason, &mut finished);
+            self.busy.store(false, Ordering::Relaxed);
+        }
+        finished.tell();
+    }
+}
+
+impl Inner {
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn push(&mut self, frame: Frame, payload: Option<(Arc<Transfer>, usize, usize)>) {
+        self.frames.push_back(Outgoing { head: frame.encode(), payload, written: 0 });
+    }
+
+    fn send(
+        &mut self,
+        key: Key,
+        source: u32,
+        transfer: Arc<Transfer>,
+        mode: Mode,
+        finished: &mut Finished,
+    ) {
+        if let Some(reason) = &self.closed {
+            finished.add(transfer, Err(LinkError::Closed(reason.clone())));
+            return;
+        }
+        let bytes = transfer.bytes;
+        let mut frame = frame(FrameKind::Eager, key, source);
+        frame.bytes = bytes as u64;
+        let eager = bytes <= EAGER_BYTES
+            && (mode == Mode::Collective || self.eager_unacknowledged + bytes <= CREDIT_BYTES);
+        if eager {
+            if mode == Mode::PointToPoint {
+                self.eager_unacknowledged += bytes;
+            }
+            self.push(frame, Some((transfer, 0, bytes)));
+        } else if mode == Mode::PointToPoint {
+            frame.kind = FrameKind::Offer;
+            frame.id = self.next_id();
+            self.offered.insert(frame.id, transfer);
+            self.push(frame, None);
+        } else if let Some(receive) = pop(&mut self.ready, &key) {
+            self.sending.push_back(Sending { transfer, receive, next: 0 });
+        } else {
+            self.awaiting.entry(key).or_default().push_back(transfer);
+        }
+    }
+
+    fn receive(
+        &mut self,
+        key: Key,
+        source: u32,
+        transfer: Arc<Transfer>,
+        mode: Mode,
+        finished: &mut Finished,
+    ) {
+        if mode == Mode::Collective && transfer.bytes > EAGER_BYTES {
+            if let Some(reason) = &self.closed {
+                finished.add(transfer, Err(LinkError::Closed(reason.clone())));
+                return;
+            }
+            let mut frame = frame(FrameKind::Ready, key, source);
+            frame.id = self.next_id();
+            frame.bytes = transfer.bytes as u64;
+            self.receiving.insert(frame.id, transfer);
+            self.push(frame, None);
+        } else if self.unexpected.contains_key(&key) {
+            self.match_unexpected(&key, transfer, finished);
+        } else if let Some(reason) = &self.closed {
+            finished.add(transfer, Err(LinkError::Closed(reason.clone())));
+        } else {
+            self.posted.entry(key).or_default().push_back(transfer);
+        }
+    }
+
+    /// Gives `transfer` the first message that waits for `key`; there is one.
+    fn match_unexpected(&mut self, key: &Key, transfer: Arc<Transfer>, finished: &mut Finished) {
+        match pop(&mut self.unexpected, key) {
+            Some(Unexpected::Eager { source, data }) => {
+                if key.class == Class::PointToPoint {
+                    self.stored -= data.len();
+                    self.consume(data.len());
+                }
+                transfer.source.store(source, Ordering::Release);
+                let result = size(data.len() as u64, &transfer);
+                if result.is_ok() {
+                    let mut at = 0;
+                    while at < data.len() {
+                        transfer.parts(at, data.len() - at, |ptr, bytes| {
+                            // SAFETY: a pending transfer's memory is writable, and `bytes`
+                            // never exceeds what is left of `data`.
+                            unsafe { ptr.copy_from_nonoverlapping(data[at..].as_ptr(), bytes) };
+                            at += bytes;
+                        });
+                    }
+                }
+                finished.add(transfer, result);
+            }
+            Some(Unexpected::Offer { source, id, bytes }) => {
+                self.accept(key, source, id, bytes, transfer, finished);
+            }
+            None => {}
+        }
+    }
+
+    /// Answers an offer that found its receive.
+    fn accept(
+        &mut self,
+        key: &Key,
+        source: u32,
+        offer: u64,
+        bytes: u64,
+        transfer: Arc<Transfer>,
+        finished: &mut Finished,
+    ) {
+        transfer.source.store(source, Ordering::Release);
+        let mut answer = frame(FrameKind::Ready, *key, source);
+        answer.bytes = transfer.bytes as u64;
+        match size(bytes, &transfer) {
+            Ok(()) => {
+                answer.id = self.next_id();
+                answer.other = offer;
+                self.receiving.insert(answer.id, transfer);
+            }
+            Err(error) => {
+                answer.kind = FrameKind::Refuse;
+                answer.id = offer;
+                finished.add(transfer, Err(error));
+            }
+        }
+        self.push(answer, None);
+    }
+
+    /// Gives credit back to the sender, a good part at a time.
+    fn consume(&mut self, bytes: usize) {
+        self.eager_consumed += bytes;
+        if self.eager_consumed >= CREDIT_BYTES / 4 {
+            let key = Key { class: Class::PointToPoint, group: 0, channel: 0 };
+            let mut frame = frame(FrameKind::Credit, key, 0);
+            frame.bytes = std::mem::take(&mut self.eager_consumed) as u64;
+            self.push(frame, None);
+        }
+    }
+
+    fn cancel(&mut self, transfer: &Arc<Transfer>) {
+        let other = |held: &Arc<Transfer>| !Arc::ptr_eq(held, transfer);
+        transfer.cancelled.store(true, Ordering::Relaxed);
+        for queues in [&mut self.posted, &mut self.awaiting] {
+            queues.retain(|_, queue| {
+                queue.retain(other);
+                !queue.is_empty()
+            });
+        }
+        self.offered.retain(|_, held| other(held));
+        // Frames that name the memory stay: zeros go out in its place, so that the stream
+        // stays in step. Fragments that have not started are dropped, and the receiver
+        // is told.
+        let mut told = Vec::new();
+        self.sending.retain(|sending| {
+            let keep = other(&sending.transfer);
+            if !keep {
+                told.push(sending.receive);
+            }
+            keep
+        });
+        for receive in told {
+            let key = Key { class: Class::PointToPoint, group: 0, channel: 0 };
+            let mut frame = frame(FrameKind::Cancelled, key, 0);
+            frame.id = receive;
+            self.push(frame, None);
+        }
+        // Data that still comes for it finds no receive and is discarded.
+        self.receiving.retain(|_, held| other(held));
+    }
+
+    /// Writes and reads what can be.
+    fn turn(&mut self, link: &Link, finished: &mut Finished) -> bool {
+        if self.closed.is_some() {
+            return false;
+        }
+        let mut wrote = self.write(finished);
+        let read = self.read(&link.any, finished);
+        if read {
+            // What came may have asked for an answer.
+            wrote |= self.write(finished);
+        }
+        let busy = !self.posted.is_empty()
+            || !self.frames.is_empty()
+            || !self.sending.is_empty()
+            || !self.offered.is_empty()
+            || !self.awaiting.is_empty()
+            || !self.receiving.is_empty()
+            || self.lanes.iter().any(|lane| lane.writing.is_some());
+        link.busy.store(busy, Ordering::Relaxed);
+        wrote || read
+    }
+
+    fn write(&mut self, finished: &mut Finished) -> bool {
+        let mut moved = false;
+        for index in 0..self.lanes.len() {
+            loop {
+                if self.lanes[index].writing.is_none() {
+                    self.lanes[index].writing = self.next_outgoing(index == 0);
+                }
+                let lane = &mut self.lanes[index];
+                let Some(outgoing) = &mut lane.writing else { break };
+                match outgoing.write(lane.stream.as_mut()) {
+                    Ok((written, complete)) => {
+                        moved |= written > 0;
+                        if !complete {
+                            if written == 0 {
+                                break;
+                            }
+                            continue;
+                        }
+                    }
+                    Err(error) => {
+                        self.fail(&error, finished);
+                        return true;
+                    }
+                }
+                if let Some((transfer, _, bytes)) = lane.writing.take().and_then(|out| out.payload) {
+                    let left = transfer.left.fetch_sub(bytes, Ordering::Relaxed);
+                    if left == bytes {
+                        finished.add(transfer, Ok(()));
+                    }
+                }
+            }
+        }
+        moved
+    }
+
+    fn next_outgoing(&mut self, ordered: bool) -> Option<Outgoing> {
+        if ordered && let Some(outgoing) = self.frames.pop_front() {
+            return Some(outgoing);
+        }
+        let mut sending = self.sending.pop_front()?;
+        let bytes = FRAGMENT_BYTES.min(sending.transfer.bytes - sending.next);
+        let key = Key { class: Class::PointToPoint, group: 0, channel: 0 };
+        let mut frame = frame(FrameKind::Data, key, 0);
+        frame.id = sending.receive;
+        frame.other = sending.next as u64;
+        frame.bytes = bytes as u64;
+        let payload = Some((sending.transfer.clone(), sending.next, bytes));
+        sending.next += bytes;
+        if sending.next < sending.transfer.bytes {
+            self.sending.push_back(sending);
+        }
+        Some(Outgoing { head: frame.encode(), payload, written: 0 })
+    }
+
+    fn read(&mut self, any: &AnySource, finished: &mut Finished) -> bool {
+        let mut moved = false;
+        for index in 0..self.lanes.len() {
+            // One turn reads a bounded amount, so that a fast sender cannot hold a thread.
+            for _ in 0..16 {
+                match self.lanes[index].fill() {
+                    Ok(0) => break,
+                    Ok(_) => moved = true,
+                    Err(error) => {
+                        self.understand(index, any, finished);
+                        self.fail(&error, finished);
+                        return true;
+                    }
+                }
+                if !self.understand(index, any, finished) {
+                    let error = io::Error::new(io::ErrorKind::InvalidData, "malformed message");
+                    self.fail(&error, finished);
+                    return true;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Handles what lane `index` has read. False: the peer broke the protocol.
+    fn understand(&mut self, index: usize, any: &AnySource, finished: &mut Finished) -> bool {
+        loop {
+            let lane = &mut self.lanes[index];
+            if let Some((_, 0)) = &lane.reading {
+                let (sink, _) = lane.reading.take().expect("just seen");
+                self.complete(sink, any, finished);
+                continue;
+            }
+            if lane.reading.is_some() {
+                if lane.start == lane.end {
+                    return true;
+                }
+                lane.drain_buffer();
+                continue;
+            }
+            let Some(head) = lane.buffer[lane.start..lane.end].first_chunk() else { return true };
+            let Some(frame) = Frame::decode(head) else { return false };
+            lane.start += Frame::LEN;
+            match self.handle(frame, any, finished) {
+                Some(sink) => {
+                    let payload = matches!(frame.kind, FrameKind::Eager | FrameKind::Data);
+                    if payload {
+                        self.lanes[index].reading = Some((sink, frame.bytes as usize));
+                    }
+                }
+                None => return false,
+            }
+        }
+    }
+
+    /// Acts on a frame; returns where its payload goes. `None`: the peer broke the protocol.
+    fn handle(&mut self, frame: Frame, any: &AnySource, finished: &mut Finished) -> Option<Sink> {
+        let key = Key { class: frame.class, group: frame.group, channel: frame.channel };
+        match frame.kind {
+            FrameKind::Eager => {
+                if frame.bytes > EAGER_BYTES as u64 {
+                    return None;
+                }
+                let Some(transfer) = self.take_posted(&key, any) else {
+                    if key.class == Class::PointToPoint {
+                        self.stored += frame.bytes as usize;
+                        if self.stored > CREDIT_BYTES {
+                            return None;
+                        }
+                    }
+                    let data = Vec::with_capacity(frame.bytes as usize);
+                    return Some(Sink::Store { key, source: frame.source, data });
+                };
+                if key.class == Class::PointToPoint {
+                    self.consume(frame.bytes as usize);
+                }
+                transfer.source.store(frame.source, Ordering::Release);
+                if let Err(error) = size(frame.bytes, &transfer) {
+                    finished.add(transfer, Err(error));
+                    return Some(Sink::Discard);
+                }
+                Some(Sink::Receive { transfer, offset: 0, receive: None })
+            }
+            FrameKind::Offer => {
+                match self.take_posted(&key, any) {
+                    Some(transfer) => {
+                        self.accept(&key, frame.source, frame.id, frame.bytes, transfer, finished);
+                    }
+                    None => self.unexpected.entry(key).or_default().push_back(Unexpected::Offer {
+                        source: frame.source,
+                        id: frame.id,
+                        bytes: frame.bytes,
+                    }),
+                }
+                Some(Sink::Discard)
+            }
+            FrameKind::Ready => {
+                let sender = if frame.other != 0 {
+                    self.offered.remove(&frame.other)
+                } else {
+                    let waiting = pop(&mut self.awaiting, &key);
+                    if waiting.is_none() {
+                        self.ready.entry(key).or_default().push_back(frame.id);
+                        return Some(Sink::Discard);
+                    }
+                    waiting
+                };
+                match sender {
+                    Some(transfer) if transfer.bytes as u64 == frame.bytes => {
+                        self.sending.push_back(Sending { transfer, receive: frame.id, next: 0 });
+                    }
+                    Some(transfer) => {
+                        let sent = transfer.bytes as u64;
+                        finished.add(transfer, Err(LinkError::Size { sent, expected: frame.bytes }));
+                    }
+                    // Given up in the meantime.
+                    None => self.push(Frame { kind: FrameKind::Cancelled, ..frame }, None),
+                }
+                Some(Sink::Discard)
+            }
+            FrameKind::Data => {
+                let Some(transfer) = self.receiving.get(&frame.id) else {
+                    return Some(Sink::Discard);
+                };
+                let end = frame.other.checked_add(frame.bytes)?;
+                if end > transfer.bytes as u64 || frame.bytes == 0 {
+                    return None;
+                }
+                let (transfer, offset) = (transfer.clone(), frame.other as usize);
+                Some(Sink::Receive { transfer, offset, receive: Some(frame.id) })
+            }
+            FrameKind::Refuse => {
+                if let Some(transfer) = self.offered.remove(&frame.id) {
+                    let sent = transfer.bytes as u64;
+                    finished.add(transfer, Err(LinkError::Size { sent, expected: frame.bytes }));
+                }
+                Some(Sink::Discard)
+            }
+            FrameKind::Cancelled => {
+                if let Some(transfer) = self.receiving.remove(&frame.id) {
+                    finished.add(transfer, Err(LinkError::Cancelled));
+                }
+                Some(Sink::Discard)
+            }
+            FrameKind::Credit => {
+                self.eager_unacknowledged =
+                    self.eager_unacknowledged.checked_sub(frame.bytes as usize)?;
+                Some(Sink::Discard)
+            }
+        }
+    }
+
+    /// The receive that the next message for `key` belongs to.
+    fn take_posted(&mut self, key: &Key, any: &AnySource) -> Option<Arc<Transfer>> {
+        let ticket = self.posted.get(key).and_then(|queue| queue.front()).map(|first| first.ticket);
+        if key.class == Class::PointToPoint
+            && let Some(transfer) = any.take(key, ticket.unwrap_or(u64::MAX))
+        {
+            return Some(transfer);
+        }
+        pop(&mut self.posted, key)
+    }
+
+    /// A payload is complete.
+    fn complete(&mut self, sink: Sink, any: &AnySource, finished: &mut Finished) {
+        match sink {
+            Sink::Receive { transfer, receive, .. } => {
+                if transfer.left.load(Ordering::Relaxed) == 0 {
+                    if let Some(id) = receive {
+                        self.receiving.remove(&id);
+                    }
+                    finished.add(transfer, Ok(()));
+                }
+            }
+            Sink::Store { key, source, data } => {
+                self.unexpected.entry(key).or_default().push_back(Unexpected::Eager { source, data });
+                // A receive may have been posted while the payload was on its way.
+                if let Some(transfer) = self.take_posted(&key, any) {
+                    self.match_unexpected(&key, transfer, finished);
+                }
+            }
+            Sink::Discard => {}
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error, finished: &mut Finished) {
+        let reason = match error.kind() {
+            io::ErrorKind::UnexpectedEof => "the connection was closed".to_owned(),
+            _ => format!("the connection failed: {error}"),
+        };
+        self.close(&reason, finished);
+    }
+
+    fn close(&mut self, reason: &str, finished: &mut Finished) {
+        if self.closed.is_some() {
+            return;
+        }
+        self.closed = Some(reason.to_owned());
+        let queued = std::mem::take(&mut self.frames);
+        let writing = self.lanes.drain(..).filter_map(|lane| lane.writing);
+        let from_frames = queued.into_iter().chain(writing).filter_map(|out| out.payload);
+        let mut pending: Vec<_> = from_frames.map(|(transfer, ..)| transfer).collect();
+        pending.extend(std::mem::take(&mut self.sending).into_iter().map(|sending| sending.transfer));
+        pending.extend(std::mem::take(&mut self.offered).into_values());
+        pending.extend(std::mem::take(&mut self.receiving).into_values());
+        pending.extend(std::mem::take(&mut self.posted).into_values().flatten());
+        pending.extend(std::mem::take(&mut self.awaiting).into_values().flatten());
+        for transfer in pending {
+            finished.add(transfer, Err(LinkError::Closed(reason.to_owned())));
+        }
+    }
+}
+
+impl Outgoing {
+    /// Writes on; returns the bytes written and whether the frame is complete.
+    fn write(&mut self, stream: &mut dyn Stream) -> io::Result<(usize, bool)> {
+        static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+        let mut parts: SmallVec<[WritePart; 16]> = SmallVec::new();
+        let payload = self.payload.as_ref().map_or(0, |(_, _, bytes)| *bytes);
+        let total = Frame::LEN + payload;
+        let head = &self.head[self.written.min(Frame::LEN)..];
+        if !head.is_empty() {
+            parts.push(WritePart { ptr: head.as_ptr(), bytes: head.len() });
+        }
+        if let Some((transfer, offset, bytes)) = &self.payload {
+            let done = self.written.saturating_sub(Frame::LEN);
+            if transfer.is_cancelled() {
+                let bytes = (bytes - done).min(ZEROS.len());
+                parts.push(WritePart { ptr: ZEROS.as_ptr(), bytes });
+            } else {
+                transfer.parts(offset + done, bytes - done, |ptr, bytes| {
+                    parts.push(WritePart { ptr, bytes });
+                });
+            }
+        }
+        let written = stream.write(&parts)?;
+        self.written += written;
+        Ok((written, self.written == total))
+    }
+}
+
+impl Lane {
+    /// Reads what has come: first the payload that is awaited, then ahead.
+    fn fill(&mut self) -> io::Result<usize> {
+        let mut parts: SmallVec<[ReadPart; 16]> = SmallVec::new();
+        let mut sink_bytes = 0;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if let Some((sink, left)) = &mut self.reading {
+                sink.parts(*left, |ptr, bytes| {
+                    parts.push(ReadPart { ptr, bytes });
+                    sink_bytes += bytes;
+                });
+                // The next head may only be read once all of this payload is placed.
+                if sink_bytes < *left && sink_bytes > 0 {
+                    let read = self.stream.read(&parts)?;
+                    self.advance(read);
+                    return Ok(read);
+                }
+            }
+        } else if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let ahead = &mut self.buffer[self.end..];
+        if !ahead.is_empty() {
+            parts.push(ReadPart { ptr: ahead.as_mut_ptr(), bytes: ahead.len() });
+        }
+        let read = self.stream.read(&parts)?;
+        let placed = read.min(sink_bytes);
+        self.advance(placed);
+        self.end += read - placed;
+        Ok(read)
+    }
+
+    /// Moves read-ahead bytes to the payload that is awaited.
+    fn drain_buffer(&mut self) {
+        let Some((sink, left)) = &mut self.reading else { return };
+        let available = (self.end - self.start).min(*left);
+        let source = self.buffer[self.start..].as_ptr();
+        let mut moved = 0;
+        sink.parts(available, |ptr, bytes| {
+            // SAFETY: the sink's parts are writable and hold at most `available` bytes, all of
+            // which lie in the buffer.
+            unsafe { ptr.copy_from_nonoverlapping(source.add(moved), bytes) };
+            moved += bytes;
+        });
+        if moved == 0 {
+            moved = available;
+        }
+        self.start += moved;
+        self.advance(moved);
+    }
+
+    /// Counts `bytes` of the awaited payload as placed.
+    fn advance(&mut self, bytes: usize) {
+        if let Some((sink, left)) = &mut self.reading {
+            *left -= bytes;
+            match sink {
+                Sink::Receive { transfer, offset, .. } => {
+                    *offset += bytes;
+                    transfer.left.fetch_sub(bytes, Ordering::Relaxed);
+                }
+                Sink::Store { data, .. } => {
+                    // SAFETY: the capacity was reserved for the whole payload, and `parts`
+                    // handed out exactly the bytes after the length.
+                    unsafe { data.set_len(data.len() + bytes) };
+                }
+                Sink::Discard => {}
+            }
+        }
+    }
+}
+
+impl Sink {
+    /// Memory for the next `bytes` of payload. None for what is discarded: it goes
+    /// through the read-ahead buffer.
+    fn parts(&mut self, bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
+        match self {
+            Sink::Receive { transfer, offset, .. } => {
+                if !transfer.is_cancelled() {
+                    transfer.parts(*offset, bytes, visit);
+                }
+            }
+            Sink::Store { data, .. } => {
+                visit(data.spare_capacity_mut().as_mut_ptr().cast(), bytes);
+            }
+            Sink::Discard => {}
+        }
+    }
+}
+
+fn frame(kind: FrameKind, key: Key, source: u32) -> Frame {
+    Frame {
+        kind,
+        class: key.class,
+        group: key.group,
+        channel: key.channel,
+        source,
+        id: 0,
+        other: 0,
+        bytes: 0,
+    }
+}
+
+fn size(sent: u64, transfer: &Transfer) -> Result<(), LinkError> {
+    let expected = transfer.bytes as u64;
+    if sent == expected { Ok(()) } else { Err(LinkError::Size { sent, expected }) }
+}
+
+fn pop<T>(queues: &mut HashMap<Key, VecDeque<T>>, key: &Key) -> Option<T> {
+    let queue = queues.get_mut(key)?;
+    let first = queue.pop_front();
+    if queue.is_empty() {
+        queues.remove(key);
+    }
+    first
+}

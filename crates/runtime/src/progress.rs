@@ -1,0 +1,239 @@
+//! How threads wait, and the thread that moves operations nobody waits for.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, Weak};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
+
+use crate::config::Config;
+use crate::fabric::{Fabric, is_forked};
+
+/// Longest sleep of a waiting thread before it looks at deadlines and signals again.
+const NAP: Duration = Duration::from_millis(20);
+const INTERRUPT_EVERY: Duration = Duration::from_millis(100);
+/// How long the background thread stays alert after the last unfinished operation.
+const ALERT: Duration = Duration::from_secs(1);
+
+static INTERRUPT_CHECK: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Installs a function that waiting threads call about every 100 ms: when it returns
+/// true, the wait ends with [`crate::Error::Interrupted`]. The first one stays.
+pub fn set_interrupt_check(check: fn() -> bool) {
+    let _ = INTERRUPT_CHECK.set(check);
+}
+
+/// The wait was ended by a signal.
+pub(crate) struct Interrupted;
+
+/// How many processes share the cores, which decides how long it pays to spin.
+pub(crate) fn is_crowded(ranks_on_host: usize) -> bool {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    ranks_on_host > *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Waits until `poll` has a value: first spinning, then yielding, then asleep on the
+/// doorbell. `check` looks at slower conditions (deadlines, failures) and may end the
+/// wait too; it runs whenever the thread has waited for a while.
+pub(crate) fn wait<T>(
+    fabric: &Fabric,
+    crowded: bool,
+    mut poll: impl FnMut() -> Option<T>,
+    mut check: impl FnMut(Instant) -> Option<T>,
+) -> Result<T, Interrupted> {
+    // A peer on another core answers within microseconds: spin. A peer on this core needs
+    // the core: hardly spin, yield.
+    let (spins, yields) = if crowded { (20, 100) } else { (200, 0) };
+    for _ in 0..spins {
+        if let Some(value) = poll() {
+            return Ok(value);
+        }
+        fabric.poll();
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    if crowded {
+        for _ in 0..yields {
+            if let Some(value) = poll() {
+                return Ok(value);
+            }
+            fabric.poll();
+            std::thread::yield_now();
+        }
+    } else {
+        let spin = Config::get().spin;
+        while start.elapsed() < spin {
+            for _ in 0..32 {
+                if let Some(value) = poll() {
+                    return Ok(value);
+                }
+                fabric.poll();
+                std::hint::spin_loop();
+            }
+        }
+    }
+    let mut last_interrupt = start;
+    loop {
+        let mut value = None;
+        fabric.watch_links();
+        fabric.doorbell().sleep_unless(NAP, || {
+            fabric.poll();
+            value = poll();
+            value.is_some() || fabric.has_news()
+        });
+        if let Some(value) = value {
+            return Ok(value);
+        }
+        fabric.poll();
+        if let Some(value) = poll() {
+            return Ok(value);
+        }
+        let now = Instant::now();
+        if let Some(value) = check(now) {
+            return Ok(value);
+        }
+        if now - last_interrupt >= INTERRUPT_EVERY {
+            last_interrupt = now;
+            if INTERRUPT_CHECK.get().is_some_and(|interrupted| interrupted()) {
+                return Err(Interrupted);
+            }
+        }
+        // Woken for something: more may follow at once.
+        for _ in 0..if crowded { 1 } else { 100 } {
+            if let Some(value) = poll() {
+                return Ok(value);
+            }
+            fabric.poll();
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A source of background work: a group.
+pub(crate) trait Work: Send + Sync {
+    /// Moves what can be moved. Returns whether anything moved.
+    fn advance(&self, now: Instant) -> bool;
+    /// Whether an operation is unfinished.
+    fn is_pending(&self) -> bool;
+}
+
+/// The background thread of a process.
+#[derive(Default)]
+pub(crate) struct Background {
+    work: Mutex<Vec<Weak<dyn Work>>>,
+    thread: OnceLock<Thread>,
+    /// The thread sleeps without end: it must be woken.
+    parked: AtomicBool,
+    /// Threads that wait for, and so move, some operation.
+    waiting: AtomicUsize,
+}
+
+/// Counts a waiting thread, for as long as it lives.
+pub(crate) struct Waiting(&'static Background);
+
+impl Background {
+    /// The background of this process.
+    pub(crate) fn get() -> &'static Background {
+        static BACKGROUND: OnceLock<Background> = OnceLock::new();
+        BACKGROUND.get_or_init(Background::default)
+    }
+
+    /// Adds a group.
+    pub(crate) fn add(&self, work: Weak<dyn Work>) {
+        let mut list = self.work.lock().expect("no panic while the list is held");
+        list.retain(|work| work.strong_count() > 0);
+        list.push(work);
+    }
+
+    /// Says that the caller moves operations itself for a while.
+    pub(crate) fn waiting(&'static self) -> Waiting {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(self)
+    }
+
+    /// An operation was started that nobody may wait for. Unless it is `urgent`, an alert
+    /// thread gets to it within a millisecond, without being woken.
+    pub(crate) fn notice(&'static self, fabric: &'static Fabric, urgent: bool) {
+        let thread = self.thread.get_or_init(|| {
+            let run = move || {
+                // Signals are for the user's threads.
+                let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
+                self.run(fabric);
+            };
+            let thread = std::thread::Builder::new().name("tpu_dist-bg".to_owned()).spawn(run);
+            thread.expect("the system can start one thread").thread().clone()
+        });
+        if self.parked.swap(false, Ordering::SeqCst) || urgent {
+            thread.unpark();
+        }
+    }
+
+    fn run(&self, fabric: &'static Fabric) {
+        let mut last_pending = Instant::now();
+        while !is_forked() {
+            let now = Instant::now();
+            let list: Vec<_> = {
+                let list = self.work.lock().expect("no panic while the list is held");
+                list.iter().filter_map(Weak::upgrade).collect()
+            };
+            let pending = list.iter().any(|work| work.is_pending());
+            if !pending && now - last_pending > ALERT {
+                self.parked.store(true, Ordering::SeqCst);
+                if !list.iter().any(|work| work.is_pending()) {
+                    drop(list);
+                    std::thread::park();
+                }
+                self.parked.store(false, Ordering::SeqCst);
+                last_pending = Instant::now();
+                continue;
+            }
+            if pending {
+                last_pending = now;
+            }
+            if !pending || self.waiting.load(Ordering::Relaxed) > 0 {
+                // Nothing to do, or a waiting thread does it; deadlines still count.
+                if pending {
+                    for work in &list {
+                        work.advance(now);
+                    }
+                }
+                drop(list);
+                std::thread::park_timeout(Duration::from_millis(1));
+                continue;
+            }
+            let round = || {
+                let mut moved = fabric.poll();
+                let now = Instant::now();
+                for work in &list {
+                    moved |= work.advance(now);
+                }
+                moved
+            };
+            let mut idle = 0;
+            while idle < 50 {
+                if round() {
+                    idle = 0;
+                } else {
+                    idle += 1;
+                    std::thread::yield_now();
+                }
+                if !list.iter().any(|work| work.is_pending()) {
+                    break;
+                }
+            }
+            if list.iter().any(|work| work.is_pending()) {
+                fabric.watch_links();
+                fabric.doorbell().sleep_unless(Duration::from_millis(5), || {
+                    round() || fabric.has_news()
+                });
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,6 @@
+//! How bytes move between two processes.
+
+pub(crate) mod region;
+pub(crate) mod ring;
+pub(crate) mod shm;
+pub(crate) mod tcp;

@@ -1,0 +1,73 @@
+//! A pair of rings in shared memory, as the byte stream of a link.
+
+use std::io;
+use std::sync::Arc;
+
+use super::region::{Mapping, OwnRegion};
+use super::ring::{Consumer, Producer};
+use crate::link::{ReadPart, Stream, WritePart};
+use crate::sync::publish_fence;
+
+/// The rings between this process and a peer on the same host.
+pub(crate) struct Shm {
+    producer: Producer,
+    consumer: Consumer,
+    peer: Arc<Mapping>,
+    /// This process's bit in the peer's inbox.
+    bit: u32,
+    /// Keeps the incoming ring's memory.
+    _own: Arc<OwnRegion>,
+}
+
+impl Shm {
+    pub(crate) fn new(
+        producer: Producer,
+        consumer: Consumer,
+        peer: Arc<Mapping>,
+        bit: u32,
+        own: Arc<OwnRegion>,
+    ) -> Shm {
+        Shm { producer, consumer, peer, bit, _own: own }
+    }
+
+    fn notify(&self) {
+        self.peer.mark_inbox(self.bit);
+        publish_fence();
+        self.peer.doorbell().ring();
+    }
+}
+
+impl Stream for Shm {
+    fn write(&mut self, parts: &[WritePart]) -> io::Result<usize> {
+        let mut total = 0;
+        for part in parts {
+            // SAFETY: a part is readable memory for the time of the call.
+            let written = unsafe { self.producer.write(part.ptr, part.bytes) };
+            total += written;
+            if written < part.bytes {
+                break;
+            }
+        }
+        if total > 0 {
+            self.producer.commit();
+            self.notify();
+        }
+        Ok(total)
+    }
+
+    fn read(&mut self, parts: &[ReadPart]) -> io::Result<usize> {
+        let mut total = 0;
+        for part in parts {
+            // SAFETY: a part is writable memory for the time of the call.
+            let read = unsafe { self.consumer.read(part.ptr, part.bytes) };
+            total += read;
+            if read < part.bytes {
+                break;
+            }
+        }
+        if self.consumer.commit() {
+            self.notify();
+        }
+        Ok(total)
+    }
+}
