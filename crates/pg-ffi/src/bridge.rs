@@ -1,0 +1,566 @@
+//! What C++ and Rust call of each other.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tpu_dist_collectives as collectives;
+use tpu_dist_runtime::{self as runtime, Communicator, Completion, Error, Pieces};
+
+use crate::{groups, store::C10dStore};
+
+#[cxx::bridge(namespace = "tpu_dist::ffi")]
+pub(crate) mod ffi {
+    /// What kind of failure; chooses the exception type.
+    #[derive(Debug)]
+    #[repr(u8)]
+    enum Code {
+        Ok,
+        Argument,
+        Timeout,
+        PeerLost,
+        Backend,
+        Interrupted,
+        Store,
+        Network,
+    }
+
+    /// A failure, or `Code::Ok` with no text.
+    struct Failure {
+        code: Code,
+        message: String,
+    }
+
+    /// Mirrors `tpu_dist_collectives::Kind`.
+    #[repr(u8)]
+    enum Kind {
+        Barrier = 0,
+        Broadcast = 1,
+        AllReduce = 2,
+        Reduce = 3,
+        AllGather = 4,
+        ReduceScatter = 5,
+        AllToAll = 6,
+        Gather = 7,
+        Scatter = 8,
+    }
+
+    /// Mirrors `tpu_dist_collectives::ReduceKind`.
+    #[repr(u8)]
+    enum ReduceKind {
+        Sum = 0,
+        Avg = 1,
+        Product = 2,
+        Min = 3,
+        Max = 4,
+        BitAnd = 5,
+        BitOr = 6,
+        BitXor = 7,
+        PremulSum = 8,
+        None = 255,
+    }
+
+    /// Mirrors `tpu_dist_collectives::DType`.
+    #[repr(u8)]
+    enum DType {
+        U8 = 0,
+        I8 = 1,
+        U16 = 2,
+        I16 = 3,
+        U32 = 4,
+        I32 = 5,
+        U64 = 6,
+        I64 = 7,
+        Bool = 8,
+        F16 = 9,
+        BF16 = 10,
+        F32 = 11,
+        F64 = 12,
+        C32 = 13,
+        C64 = 14,
+        C128 = 15,
+        F8E4M3FN = 16,
+        F8E5M2 = 17,
+        F8E4M3FNUZ = 18,
+        F8E5M2FNUZ = 19,
+        F8E8M0FNU = 20,
+        F4E2M1FNX2 = 21,
+        QI8 = 22,
+        QU8 = 23,
+        QI32 = 24,
+    }
+
+    /// Memory of a tensor.
+    #[derive(Clone, Copy)]
+    struct Segment {
+        address: usize,
+        bytes: usize,
+    }
+
+    /// A collective, without its memory.
+    struct Call {
+        kind: Kind,
+        op: ReduceKind,
+        /// For `PremulSum`.
+        factor: f64,
+        dtype: DType,
+        root: u32,
+        tensors: u32,
+        /// Negative: the group's.
+        timeout_ms: i64,
+        asynchronous: bool,
+    }
+
+    /// Who a group is.
+    struct GroupSpec {
+        id: String,
+        name: String,
+        rank: u32,
+        size: u32,
+        global_ranks: Vec<u32>,
+        timeout_ms: i64,
+    }
+
+    /// A started operation.
+    struct Launch {
+        /// Not `Ok`: nothing was started.
+        failure: Failure,
+        /// Null, or to be given back to `release_operation`.
+        operation: *const Operation,
+        sequence: u64,
+    }
+
+    /// Bytes of a value in the store.
+    struct Value {
+        bytes: Vec<u8>,
+    }
+
+    extern "Rust" {
+        type Group;
+        type Operation;
+
+        unsafe fn create_group(
+            spec: &GroupSpec,
+            store: UniquePtr<Store>,
+            failure: &mut Failure,
+        ) -> *mut Group;
+        unsafe fn release_group(group: *mut Group);
+        unsafe fn split(self: &Group, spec: &GroupSpec, failure: &mut Failure) -> *mut Group;
+        /// `work` is null for an operation that ends before the call returns;
+        /// otherwise one reference to it passes to Rust.
+        unsafe fn collective(
+            self: &Group,
+            call: &Call,
+            input: &[Segment],
+            input_ends: &[u32],
+            output: &[Segment],
+            output_ends: &[u32],
+            work: *mut Work,
+        ) -> Launch;
+        unsafe fn send(
+            self: &Group,
+            to: u32,
+            tag: i32,
+            data: Segment,
+            dtype: DType,
+            work: *mut Work,
+        ) -> Launch;
+        /// `from` negative: from any rank.
+        unsafe fn recv(
+            self: &Group,
+            from: i32,
+            tag: i32,
+            data: Segment,
+            dtype: DType,
+            work: *mut Work,
+        ) -> Launch;
+        fn monitored_barrier(self: &Group, timeout_ms: i64, wait_all_ranks: bool) -> Failure;
+        fn set_timeout(self: &Group, timeout_ms: i64);
+        fn timeout_ms(self: &Group) -> i64;
+        fn sequence(self: &Group) -> u64;
+        fn error(self: &Group) -> Failure;
+        fn abort(self: &Group, reason: &str);
+        fn shutdown(self: &Group);
+
+        fn is_completed(self: &Operation) -> bool;
+        /// Negative timeout: until it ends.
+        fn wait(self: &Operation, timeout_ms: i64) -> Failure;
+        /// Of an operation that has ended.
+        fn result(self: &Operation) -> Failure;
+        /// Who sent what was received; -1 while that is not known.
+        fn source_rank(self: &Operation) -> i32;
+        unsafe fn release_operation(operation: *const Operation);
+    }
+
+    unsafe extern "C++" {
+        include!("bridge.hpp");
+
+        #[namespace = "tpu_dist"]
+        type Work;
+        /// Ends `work`: copies results back, runs hooks. Does not give up the reference.
+        #[namespace = "tpu_dist"]
+        unsafe fn complete_work(work: *mut Work, failure: &Failure);
+        /// Gives up the reference.
+        #[namespace = "tpu_dist"]
+        unsafe fn release_work(work: *mut Work);
+
+        #[namespace = "tpu_dist"]
+        type Store;
+        fn set(self: &Store, key: &str, value: &[u8]) -> Result<()>;
+        fn multi_get(self: &Store, keys: &Vec<String>, timeout_ms: i64) -> Result<Vec<Value>>;
+        fn present(self: &Store, keys: &Vec<String>) -> Result<Vec<u8>>;
+
+        #[namespace = "tpu_dist"]
+        fn check_signals() -> bool;
+        /// Adds the classes that C++ defines to the Python module at `module`.
+        #[namespace = "tpu_dist"]
+        unsafe fn register_classes(module: usize) -> Result<()>;
+    }
+}
+
+// The mirrored enumerations carry the codes of the originals.
+const _: () = {
+    let mut at = 0;
+    while at < collectives::DType::ALL.len() {
+        assert!(collectives::DType::ALL[at] as usize == at);
+        at += 1;
+    }
+    assert!(ffi::DType::QI32.repr as usize + 1 == collectives::DType::ALL.len());
+    assert!(ffi::DType::F32.repr == collectives::DType::F32 as u8);
+    assert!(ffi::DType::C128.repr == collectives::DType::C128 as u8);
+    assert!(ffi::Kind::AllReduce.repr == collectives::Kind::AllReduce as u8);
+    assert!(ffi::Kind::Scatter.repr == collectives::Kind::Scatter as u8);
+    assert!(ffi::ReduceKind::PremulSum.repr == collectives::ReduceKind::PremulSum as u8);
+};
+
+/// A group, as C++ holds it.
+pub(crate) struct Group(Arc<Communicator>);
+
+/// An operation, as C++ holds it: the pointee of an `Arc<runtime::Operation>`.
+#[repr(transparent)]
+pub(crate) struct Operation(runtime::Operation);
+
+fn failure(error: &Error) -> ffi::Failure {
+    let code = match error {
+        Error::InvalidArgument { .. } | Error::Unsupported { .. } => ffi::Code::Argument,
+        Error::Timeout { .. } => ffi::Code::Timeout,
+        Error::PeerLost { .. } => ffi::Code::PeerLost,
+        Error::Interrupted { .. } => ffi::Code::Interrupted,
+        Error::Store(_) => ffi::Code::Store,
+        Error::Network(_) => ffi::Code::Network,
+        _ => ffi::Code::Backend,
+    };
+    ffi::Failure {
+        code,
+        message: error.to_string(),
+    }
+}
+
+fn success() -> ffi::Failure {
+    ffi::Failure {
+        code: ffi::Code::Ok,
+        message: String::new(),
+    }
+}
+
+fn outcome(result: &Result<(), Error>) -> ffi::Failure {
+    result.as_ref().err().map_or_else(success, failure)
+}
+
+/// Runs `body`; a panic, which is a bug of ours, becomes an error and not the end of
+/// the process.
+fn guarded<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, ffi::Failure> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result.map_err(|error| failure(&error)),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_default();
+            Err(ffi::Failure {
+                code: ffi::Code::Backend,
+                message: format!("internal error: {text}"),
+            })
+        }
+    }
+}
+
+fn timeout(milliseconds: i64) -> Option<Duration> {
+    u64::try_from(milliseconds).ok().map(Duration::from_millis)
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl From<&ffi::GroupSpec> for runtime::GroupSpec {
+    fn from(spec: &ffi::GroupSpec) -> runtime::GroupSpec {
+        runtime::GroupSpec {
+            id: spec.id.clone(),
+            name: spec.name.clone(),
+            rank: spec.rank,
+            size: spec.size,
+            global_ranks: spec.global_ranks.clone(),
+            timeout: timeout(spec.timeout_ms).unwrap_or(Duration::MAX),
+        }
+    }
+}
+
+fn hand_out(
+    result: Result<Arc<Communicator>, ffi::Failure>,
+    failure: &mut ffi::Failure,
+) -> *mut Group {
+    match result {
+        Ok(communicator) => {
+            groups::register(&communicator);
+            Box::into_raw(Box::new(Group(communicator)))
+        }
+        Err(error) => {
+            *failure = error;
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// # Safety
+/// None of its own; `unsafe` because it returns a pointer to be released once.
+unsafe fn create_group(
+    spec: &ffi::GroupSpec,
+    store: cxx::UniquePtr<ffi::Store>,
+    failure: &mut ffi::Failure,
+) -> *mut Group {
+    let store = Arc::new(C10dStore::new(store));
+    hand_out(
+        guarded(|| Communicator::create(spec.into(), store)),
+        failure,
+    )
+}
+
+/// # Safety
+/// `group` came from `create_group` or `split` and is not used again.
+unsafe fn release_group(group: *mut Group) {
+    // SAFETY: both made it with `Box::into_raw`, and the caller gives it up.
+    drop(unsafe { Box::from_raw(group) });
+}
+
+/// A reference to a C++ `Work` that ends with the operation.
+struct WorkCompletion(*mut ffi::Work);
+
+// SAFETY: `complete_work` and `release_work` may be called from any thread; the
+// reference count of a work is atomic.
+unsafe impl Send for WorkCompletion {}
+
+impl Completion for WorkCompletion {
+    fn complete(self: Box<Self>, result: &Result<(), Error>) {
+        // SAFETY: this object holds a reference to the work until it is dropped.
+        unsafe { ffi::complete_work(self.0, &outcome(result)) };
+    }
+}
+
+impl Drop for WorkCompletion {
+    fn drop(&mut self) {
+        // SAFETY: the reference is this object's, and it is given up once.
+        unsafe { ffi::release_work(self.0) };
+    }
+}
+
+/// # Safety
+/// Null, or a reference to a work that passes to the result.
+unsafe fn completion(work: *mut ffi::Work) -> Option<Box<dyn Completion>> {
+    (!work.is_null()).then(|| Box::new(WorkCompletion(work)) as Box<dyn Completion>)
+}
+
+fn launch(result: Result<Arc<runtime::Operation>, ffi::Failure>) -> ffi::Launch {
+    match result {
+        Ok(operation) => ffi::Launch {
+            failure: success(),
+            sequence: operation.sequence(),
+            // `Operation` is a transparent wrapper of the runtime's.
+            operation: Arc::into_raw(operation).cast(),
+        },
+        Err(failure) => ffi::Launch {
+            failure,
+            sequence: 0,
+            operation: std::ptr::null(),
+        },
+    }
+}
+
+fn pieces(segments: &[ffi::Segment], ends: &[u32]) -> Pieces {
+    let mut pieces = Pieces::new();
+    let mut at = 0;
+    for &end in ends {
+        for segment in &segments[at..end as usize] {
+            pieces.push(segment.address as *mut u8, segment.bytes);
+        }
+        pieces.end_piece();
+        at = end as usize;
+    }
+    pieces
+}
+
+fn segment(segment: ffi::Segment) -> runtime::Segment {
+    runtime::Segment {
+        ptr: segment.address as *mut u8,
+        bytes: segment.bytes,
+    }
+}
+
+fn dtype(dtype: ffi::DType) -> collectives::DType {
+    collectives::DType::from_code(dtype.repr).expect("the mirror has the same codes")
+}
+
+fn reduce_op(kind: ffi::ReduceKind, factor: f64) -> Option<collectives::ReduceOp> {
+    use collectives::ReduceOp;
+    Some(match kind {
+        ffi::ReduceKind::Sum => ReduceOp::Sum,
+        ffi::ReduceKind::Avg => ReduceOp::Avg,
+        ffi::ReduceKind::Product => ReduceOp::Product,
+        ffi::ReduceKind::Min => ReduceOp::Min,
+        ffi::ReduceKind::Max => ReduceOp::Max,
+        ffi::ReduceKind::BitAnd => ReduceOp::BitAnd,
+        ffi::ReduceKind::BitOr => ReduceOp::BitOr,
+        ffi::ReduceKind::BitXor => ReduceOp::BitXor,
+        ffi::ReduceKind::PremulSum => ReduceOp::PremulSum(factor),
+        _ => return None,
+    })
+}
+
+impl Group {
+    /// # Safety
+    /// As [`create_group`].
+    unsafe fn split(&self, spec: &ffi::GroupSpec, failure: &mut ffi::Failure) -> *mut Group {
+        hand_out(guarded(|| self.0.split(spec.into())), failure)
+    }
+
+    /// # Safety
+    /// The segments are memory of tensors that `work` (or, when it is null, the caller
+    /// until the return) keeps alive. `work` is null or a reference to be given up.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "slices cannot be in shared structures"
+    )]
+    unsafe fn collective(
+        &self,
+        call: &ffi::Call,
+        input: &[ffi::Segment],
+        input_ends: &[u32],
+        output: &[ffi::Segment],
+        output_ends: &[u32],
+        work: *mut ffi::Work,
+    ) -> ffi::Launch {
+        // SAFETY: passed on from the caller.
+        let completion = unsafe { completion(work) };
+        let call = runtime::Call {
+            kind: collectives::Kind::from_code(call.kind.repr).expect("mirrored codes"),
+            op: reduce_op(call.op, call.factor),
+            dtype: dtype(call.dtype),
+            root: call.root,
+            tensors: call.tensors,
+            input: pieces(input, input_ends),
+            output: pieces(output, output_ends),
+            timeout: timeout(call.timeout_ms),
+            asynchronous: call.asynchronous,
+        };
+        // SAFETY: passed on from the caller.
+        launch(guarded(|| unsafe { self.0.collective(call, completion) }))
+    }
+
+    /// # Safety
+    /// As [`Group::collective`].
+    unsafe fn send(
+        &self,
+        to: u32,
+        tag: i32,
+        data: ffi::Segment,
+        dtype: ffi::DType,
+        work: *mut ffi::Work,
+    ) -> ffi::Launch {
+        // SAFETY: passed on from the caller.
+        let completion = unsafe { completion(work) };
+        let (data, dtype) = (segment(data), self::dtype(dtype));
+        // SAFETY: passed on from the caller.
+        launch(guarded(|| unsafe {
+            self.0.send(to, tag, data, dtype, None, completion)
+        }))
+    }
+
+    /// # Safety
+    /// As [`Group::collective`].
+    unsafe fn recv(
+        &self,
+        from: i32,
+        tag: i32,
+        data: ffi::Segment,
+        dtype: ffi::DType,
+        work: *mut ffi::Work,
+    ) -> ffi::Launch {
+        // SAFETY: passed on from the caller.
+        let completion = unsafe { completion(work) };
+        let (data, dtype) = (segment(data), self::dtype(dtype));
+        let from = u32::try_from(from).ok();
+        // SAFETY: passed on from the caller.
+        launch(guarded(|| unsafe {
+            self.0.recv(from, tag, data, dtype, None, completion)
+        }))
+    }
+
+    fn monitored_barrier(&self, timeout_ms: i64, wait_all_ranks: bool) -> ffi::Failure {
+        guarded(|| {
+            self.0
+                .monitored_barrier(timeout(timeout_ms), wait_all_ranks)
+        })
+        .map_or_else(|failure| failure, |()| success())
+    }
+
+    fn set_timeout(&self, timeout_ms: i64) {
+        self.0
+            .set_timeout(timeout(timeout_ms).unwrap_or(Duration::MAX));
+    }
+
+    fn timeout_ms(&self) -> i64 {
+        milliseconds(self.0.timeout())
+    }
+
+    fn sequence(&self) -> u64 {
+        self.0.sequence()
+    }
+
+    fn error(&self) -> ffi::Failure {
+        self.0.error().as_ref().map_or_else(success, failure)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(reason);
+    }
+
+    fn shutdown(&self) {
+        self.0.shutdown();
+    }
+}
+
+impl Operation {
+    fn is_completed(&self) -> bool {
+        self.0.is_completed()
+    }
+
+    fn wait(&self, timeout_ms: i64) -> ffi::Failure {
+        guarded(|| self.0.wait(timeout(timeout_ms))).map_or_else(|failure| failure, |()| success())
+    }
+
+    fn result(&self) -> ffi::Failure {
+        self.0.result().as_ref().map_or_else(success, outcome)
+    }
+
+    fn source_rank(&self) -> i32 {
+        self.0.source_rank().map_or(-1, |rank| rank as i32)
+    }
+}
+
+/// # Safety
+/// `operation` came in a `Launch` and is not used again.
+unsafe fn release_operation(operation: *const Operation) {
+    // SAFETY: `launch` made it with `Arc::into_raw` from an `Arc` of the wrapped type.
+    drop(unsafe { Arc::from_raw(operation.cast::<runtime::Operation>()) });
+}

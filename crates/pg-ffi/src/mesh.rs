@@ -1,0 +1,474 @@
+//! `tpu_dist._C.mesh`: topologies, placements, launch plans and pictures for Python.
+
+use std::fmt::Display;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use tpu_dist_mesh::{
+    self as mesh, Coord, Generation, LinkGraph, MultiSlice, Slice,
+    assign::{self, Traffic},
+    cost,
+    draw::Drawing,
+    launch, parse, ring,
+};
+
+/// Adds the submodule to the parent.
+pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
+    let module = PyModule::new(parent.py(), "mesh")?;
+    module.add_class::<Topology>()?;
+    module.add_class::<Placement>()?;
+    module.add_function(wrap_pyfunction!(legal_topologies, &module)?)?;
+    module.add_function(wrap_pyfunction!(default_traffic, &module)?)?;
+    parent.add_submodule(&module)
+}
+
+fn value_error(error: impl Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// (axis, collective, bytes)
+type TrafficTuple = (usize, String, f64);
+/// (id, x, y, z, core, process, slice)
+type DeviceTuple = (u32, u32, u32, u32, u32, u32, u32);
+/// (x, y, z)
+type CoordTuple = (u32, u32, u32);
+
+const fn coord_tuple(coord: Coord) -> CoordTuple {
+    let [x, y, z] = coord.0;
+    (x, y, z)
+}
+
+fn read_traffic(traffic: Vec<TrafficTuple>) -> PyResult<Vec<Traffic>> {
+    traffic
+        .into_iter()
+        .map(|(axis, collective, bytes)| {
+            let collective = collective.parse().map_err(value_error)?;
+            Ok(Traffic { axis, collective, bytes })
+        })
+        .collect()
+}
+
+/// One or more equal TPU slices.
+#[pyclass(frozen, eq, hash, module = "tpu_dist._C.mesh")]
+#[derive(PartialEq, Eq, Hash)]
+struct Topology {
+    job: MultiSlice,
+}
+
+impl Topology {
+    fn links(&self, dead_links: Vec<([u32; 3], [u32; 3])>, dead_chips: Vec<[u32; 3]>) -> PyResult<LinkGraph> {
+        let mut links = LinkGraph::new(self.job.slice());
+        for (a, b) in dead_links {
+            links.kill_link(Coord(a), Coord(b)).map_err(value_error)?;
+        }
+        for chip in dead_chips {
+            links.kill_chip(Coord(chip)).map_err(value_error)?;
+        }
+        Ok(links)
+    }
+}
+
+#[pymethods]
+impl Topology {
+    #[new]
+    #[pyo3(signature = (name, *, num_slices=None, wrap=None, chips_per_host=None, devices_per_chip=None))]
+    fn new(
+        name: &str,
+        num_slices: Option<u32>,
+        wrap: Option<[bool; 3]>,
+        chips_per_host: Option<[u32; 3]>,
+        devices_per_chip: Option<u32>,
+    ) -> PyResult<Topology> {
+        let job: MultiSlice = name.parse().map_err(value_error)?;
+        let mut slice = job.slice().clone();
+        if let Some(wrap) = wrap {
+            slice = slice.with_wrap(wrap).map_err(value_error)?;
+        }
+        if let Some(bounds) = chips_per_host {
+            slice = slice.with_chips_per_host(bounds).map_err(value_error)?;
+        }
+        if let Some(devices) = devices_per_chip {
+            slice = slice.with_devices_per_chip(devices).map_err(value_error)?;
+        }
+        let count = num_slices.unwrap_or_else(|| job.slices());
+        Ok(Topology { job: MultiSlice::new(slice, count).map_err(value_error)? })
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (accelerator, topology, num_slices=1))]
+    fn from_labels(accelerator: &str, topology: &str, num_slices: u32) -> PyResult<Topology> {
+        let slice = parse::labels(accelerator, topology).map_err(value_error)?;
+        Ok(Topology { job: MultiSlice::new(slice, num_slices).map_err(value_error)? })
+    }
+
+    fn __str__(&self) -> String {
+        self.job.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Topology({:?})", self.job.to_string())
+    }
+
+    #[getter]
+    fn name(&self) -> String {
+        self.job.to_string()
+    }
+
+    #[getter]
+    fn libtpu_name(&self) -> String {
+        self.job.slice().libtpu_name()
+    }
+
+    #[getter]
+    fn generation(&self) -> &'static str {
+        self.job.slice().generation().spec().name
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.job.slice().generation().spec().kind
+    }
+
+    #[getter]
+    fn accelerator_type(&self) -> String {
+        self.job.slice().accelerator_type()
+    }
+
+    #[getter]
+    fn shape(&self) -> CoordTuple {
+        coord_tuple(Coord(self.job.slice().shape().extents()))
+    }
+
+    #[getter]
+    fn wrap(&self) -> (bool, bool, bool) {
+        let [x, y, z] = self.job.slice().wrap();
+        (x, y, z)
+    }
+
+    #[getter]
+    fn twisted(&self) -> bool {
+        self.job.slice().is_twisted()
+    }
+
+    #[getter]
+    fn num_slices(&self) -> u32 {
+        self.job.slices()
+    }
+
+    #[getter]
+    fn chips(&self) -> u32 {
+        self.job.slice().chips()
+    }
+
+    #[getter]
+    fn hosts(&self) -> u32 {
+        self.job.hosts()
+    }
+
+    #[getter]
+    fn device_count(&self) -> u32 {
+        self.job.device_count()
+    }
+
+    #[getter]
+    fn devices_per_chip(&self) -> u32 {
+        self.job.slice().devices_per_chip()
+    }
+
+    #[getter]
+    fn host_bounds(&self) -> CoordTuple {
+        coord_tuple(Coord(self.job.slice().host_bounds()))
+    }
+
+    #[getter]
+    fn chips_per_host(&self) -> CoordTuple {
+        coord_tuple(Coord(self.job.slice().chips_per_host()))
+    }
+
+    #[getter]
+    fn link_bandwidth(&self) -> f64 {
+        self.job.slice().generation().spec().link_bandwidth
+    }
+
+    #[getter]
+    fn dcn_bandwidth_per_host(&self) -> f64 {
+        self.job.dcn_bandwidth_per_host()
+    }
+
+    fn devices(&self) -> Vec<DeviceTuple> {
+        self.job
+            .devices()
+            .iter()
+            .map(|d| {
+                let [x, y, z] = d.coords.0;
+                (d.id, x, y, z, d.core, d.process, d.slice)
+            })
+            .collect()
+    }
+
+    #[pyo3(signature = (dead_links=vec![], dead_chips=vec![]))]
+    fn bisection_bandwidth(
+        &self,
+        dead_links: Vec<([u32; 3], [u32; 3])>,
+        dead_chips: Vec<[u32; 3]>,
+    ) -> PyResult<f64> {
+        Ok(self.links(dead_links, dead_chips)?.bisection_bandwidth())
+    }
+
+    #[pyo3(signature = (start, end, *, dead_links=vec![], dead_chips=vec![]))]
+    fn route(
+        &self,
+        start: [u32; 3],
+        end: [u32; 3],
+        dead_links: Vec<([u32; 3], [u32; 3])>,
+        dead_chips: Vec<[u32; 3]>,
+    ) -> PyResult<Vec<CoordTuple>> {
+        let links = self.links(dead_links, dead_chips)?;
+        let route = links.route(Coord(start), Coord(end)).map_err(value_error)?;
+        let shape = self.job.slice().shape();
+        let ends = route.into_iter().map(|link| coord_tuple(shape.coord(links.link(link).to)));
+        Ok(std::iter::once(coord_tuple(Coord(start))).chain(ends).collect())
+    }
+
+    #[pyo3(signature = (*, dead_links=vec![], dead_chips=vec![]))]
+    fn rings(
+        &self,
+        dead_links: Vec<([u32; 3], [u32; 3])>,
+        dead_chips: Vec<[u32; 3]>,
+    ) -> PyResult<Vec<Vec<CoordTuple>>> {
+        let links = self.links(dead_links, dead_chips)?;
+        let shape = self.job.slice().shape();
+        let rings = ring::rings(&links).map_err(value_error)?;
+        let coords = |ring: Vec<mesh::ChipId>| {
+            ring.into_iter().map(|chip| coord_tuple(shape.coord(chip))).collect()
+        };
+        Ok(rings.into_iter().map(coords).collect())
+    }
+
+    #[pyo3(signature = (shape, traffic, dcn_shape=None))]
+    fn place(
+        &self,
+        py: Python<'_>,
+        shape: Vec<u32>,
+        traffic: Vec<TrafficTuple>,
+        dcn_shape: Option<Vec<u32>>,
+    ) -> PyResult<Placement> {
+        let traffic = read_traffic(traffic)?;
+        let placement = py
+            .detach(|| assign::place(&self.job, &shape, dcn_shape.as_deref(), &traffic))
+            .map_err(value_error)?;
+        Ok(Placement { job: self.job.clone(), placement })
+    }
+
+    fn evaluate(
+        &self,
+        py: Python<'_>,
+        shape: Vec<u32>,
+        ranks: Vec<u32>,
+        traffic: Vec<TrafficTuple>,
+    ) -> PyResult<Placement> {
+        let traffic = read_traffic(traffic)?;
+        let placement = py
+            .detach(|| assign::evaluate(&self.job, &shape, &ranks, &traffic))
+            .map_err(value_error)?;
+        Ok(Placement { job: self.job.clone(), placement })
+    }
+
+    fn costs(
+        &self,
+        ranks: Vec<u32>,
+        collective: &str,
+        bytes: f64,
+    ) -> PyResult<Vec<(&'static str, f64)>> {
+        let collective = collective.parse().map_err(value_error)?;
+        let dimensions = assign::group(&self.job, &ranks).map_err(value_error)?;
+        let ranking = cost::ranking(collective, bytes, &dimensions);
+        Ok(ranking.into_iter().map(|(algorithm, seconds)| (algorithm.name(), seconds)).collect())
+    }
+
+    fn group<'py>(&self, py: Python<'py>, ranks: Vec<u32>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for dimension in assign::group(&self.job, &ranks).map_err(value_error)? {
+            let entry = PyDict::new(py);
+            entry.set_item("size", dimension.size)?;
+            entry.set_item("wiring", wiring(dimension.wiring))?;
+            entry.set_item("bandwidth", dimension.bandwidth)?;
+            entry.set_item("startup", dimension.startup)?;
+            entry.set_item("hop", dimension.hop)?;
+            list.append(entry)?;
+        }
+        Ok(list)
+    }
+
+    #[pyo3(signature = (hosts, *, processes="per_chip", port=None, megascale_port=None))]
+    fn launch<'py>(
+        &self,
+        py: Python<'py>,
+        hosts: Vec<String>,
+        processes: &str,
+        port: Option<u16>,
+        megascale_port: Option<u16>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let mut options = launch::Options::default();
+        options.processes = match processes {
+            "per_chip" => launch::Processes::PerChip,
+            "per_host" => launch::Processes::PerHost,
+            other => {
+                let words = format!("processes: expected per_chip or per_host, got {other:?}");
+                return Err(PyValueError::new_err(words));
+            }
+        };
+        options.port = port.unwrap_or(options.port);
+        options.megascale_port = megascale_port.unwrap_or(options.megascale_port);
+        let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        let list = PyList::empty(py);
+        for process in launch::plan(&self.job, &hosts, &options).map_err(value_error)? {
+            let entry = PyDict::new(py);
+            entry.set_item("index", process.index)?;
+            entry.set_item("ranks", process.ranks.collect::<Vec<_>>())?;
+            entry.set_item("slice", process.slice)?;
+            entry.set_item("host", process.host)?;
+            entry.set_item("local_index", process.local_index)?;
+            entry.set_item("visible_chips", process.visible_chips)?;
+            let coords: Vec<_> = process.coords.into_iter().map(coord_tuple).collect();
+            entry.set_item("coords", coords)?;
+            let environment = PyDict::new(py);
+            for (name, value) in process.environment {
+                environment.set_item(name, value)?;
+            }
+            entry.set_item("environment", environment)?;
+            list.append(entry)?;
+        }
+        Ok(list)
+    }
+
+    fn text(&self) -> String {
+        Drawing::slice(&self.job).text()
+    }
+
+    fn svg(&self) -> String {
+        Drawing::slice(&self.job).svg()
+    }
+}
+
+/// A logical mesh on a topology.
+#[pyclass(frozen, module = "tpu_dist._C.mesh")]
+struct Placement {
+    job: MultiSlice,
+    placement: assign::Placement,
+}
+
+#[pymethods]
+impl Placement {
+    fn __repr__(&self) -> String {
+        let seconds = mesh::draw::duration(self.placement.seconds);
+        format!("Placement({:?} on {:?}: {seconds})", self.placement.shape, self.placement.topology)
+    }
+
+    #[getter]
+    fn shape(&self) -> Vec<u32> {
+        self.placement.shape.clone()
+    }
+
+    #[getter]
+    fn ranks(&self) -> Vec<u32> {
+        self.placement.ranks.clone()
+    }
+
+    #[getter]
+    fn device_ids(&self) -> Vec<u32> {
+        self.placement.device_ids(&self.job)
+    }
+
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.placement.seconds
+    }
+
+    #[getter]
+    fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let axes = PyList::empty(py);
+        for axis in &self.placement.axes {
+            let components = PyList::empty(py);
+            for component in &axis.components {
+                let entry = PyDict::new(py);
+                entry.set_item("physical", component.physical.to_string())?;
+                entry.set_item("size", component.size)?;
+                entry.set_item("stride", component.stride)?;
+                entry.set_item("wiring", wiring(component.wiring))?;
+                components.append(entry)?;
+            }
+            let entry = PyDict::new(py);
+            entry.set_item("size", axis.size)?;
+            entry.set_item("is_ring", axis.is_ring)?;
+            entry.set_item("components", components)?;
+            axes.append(entry)?;
+        }
+        Ok(axes)
+    }
+
+    #[getter]
+    fn times(&self) -> Vec<(usize, &'static str, f64, f64)> {
+        let row = |time: &assign::TrafficTime| {
+            let Traffic { axis, collective, bytes } = time.traffic;
+            (axis, collective.name(), bytes, time.seconds)
+        };
+        self.placement.times.iter().map(row).collect()
+    }
+
+    fn costs(
+        &self,
+        axis: usize,
+        collective: &str,
+        bytes: f64,
+    ) -> PyResult<Vec<(&'static str, f64)>> {
+        let collective = collective.parse().map_err(value_error)?;
+        let axis = self.placement.axes.get(axis).ok_or_else(|| {
+            let axes = self.placement.axes.len();
+            PyValueError::new_err(format!("axis: expected less than {axes}, got {axis}"))
+        })?;
+        let dimensions: Vec<_> =
+            axis.components.iter().map(|part| assign::dimension(&self.job, part)).collect();
+        let ranking = cost::ranking(collective, bytes, &dimensions);
+        Ok(ranking.into_iter().map(|(algorithm, seconds)| (algorithm.name(), seconds)).collect())
+    }
+
+    fn text(&self, names: Vec<String>) -> String {
+        Drawing::mesh(&self.job, &self.placement, &names).text()
+    }
+
+    fn svg(&self, names: Vec<String>) -> String {
+        Drawing::mesh(&self.job, &self.placement, &names).svg()
+    }
+}
+
+const fn wiring(wiring: cost::Wiring) -> &'static str {
+    match wiring {
+        cost::Wiring::Ring => "ring",
+        cost::Wiring::Line => "line",
+        cost::Wiring::Switch => "switch",
+    }
+}
+
+#[pyfunction]
+fn legal_topologies(generation: &str) -> PyResult<Vec<String>> {
+    let generation: Generation = generation.parse().map_err(value_error)?;
+    generation
+        .legal_slices()
+        .into_iter()
+        .map(|legal| {
+            let slice = Slice::new(generation, legal.shape).and_then(|s| s.with_twist(legal.twisted));
+            Ok(slice.map_err(value_error)?.name())
+        })
+        .collect()
+}
+
+#[pyfunction]
+fn default_traffic(names: Vec<String>) -> Vec<(usize, &'static str, f64)> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    assign::default_traffic(&names)
+        .into_iter()
+        .map(|entry| (entry.axis, entry.collective.name(), entry.bytes))
+        .collect()
+}

@@ -1,0 +1,169 @@
+"""Runs every check and test of the repository, stage by stage.
+
+Usage: check.py [--only lint|rust|python]
+
+Prints each stage's time, and at the end how many tests and checks passed and failed.
+The exit code is 0 only when all passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+
+
+SUMMARY = re.compile(r"^(=* ?\d+ (passed|failed).* in [\d.]+s|test result: | *Summary \[)")
+"""The summary lines of pytest, cargo test and cargo nextest."""
+
+
+@dataclass
+class Result:
+    """How a stage ended: by its own count where it runs tests, else as one check."""
+
+    succeeded: bool = False
+    passed: int = 0
+    failed: int = 0
+
+    def count(self, line: str) -> None:
+        """Adds the figures of a summary line."""
+        if SUMMARY.match(line):
+            self.passed += sum(map(int, re.findall(r"(\d+) passed", line)))
+            self.failed += sum(map(int, re.findall(r"(\d+) (?:failed|errors?)", line)))
+
+    def totals(self) -> tuple[int, int]:
+        """Tests or checks that passed, and that failed."""
+        passed, failed = self.passed, self.failed
+        if not passed and not failed:
+            passed = int(self.succeeded)
+        return passed, failed or int(not self.succeeded)
+
+
+@dataclass
+class Stage:
+    """One command."""
+
+    kind: str
+    name: str
+    command: list[str]
+    cwd: Path = ROOT
+    env: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Result:
+        """Runs it with its output shown."""
+        print(f"\n=== {self.name}: {' '.join(self.command)}", flush=True)
+        start = time.monotonic()
+        result = Result()
+        with subprocess.Popen(
+            self.command,
+            cwd=self.cwd,
+            env=os.environ | self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                result.count(line)
+        result.succeeded = process.returncode == 0
+        verdict = "passed" if result.succeeded else f"FAILED, exit code {process.returncode}"
+        print(f"=== {self.name}: {verdict} after {time.monotonic() - start:.1f} s", flush=True)
+        return result
+
+
+def fuzz_stages() -> list[Stage]:
+    """A short run of each fuzz target, where the toolchain has what that needs."""
+    manifests = sorted(ROOT.glob("**/fuzz/Cargo.toml"))
+    manifests = [path for path in manifests if "target" not in path.parts]
+    if not manifests:
+        return []
+    nightly = subprocess.run(
+        ["cargo", "+nightly", "--version"], capture_output=True, check=False
+    ).returncode
+    if nightly != 0 or shutil.which("cargo-fuzz") is None:
+        print("fuzz targets are skipped: they need cargo-fuzz and a nightly toolchain")
+        return []
+    stages = []
+    for manifest in manifests:
+        for target in sorted((manifest.parent / "fuzz_targets").glob("*.rs")):
+            command = [
+                "cargo",
+                "+nightly",
+                "fuzz",
+                "run",
+                target.stem,
+                "--",
+                "-max_total_time=20",
+            ]
+            name = f"fuzz {target.stem}"
+            stages.append(Stage("rust", name, command, cwd=manifest.parent.parent))
+    return stages
+
+
+def loom_stages() -> list[Stage]:
+    """The model checks of the crates that have some; they are built with `cfg(loom)`."""
+    flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg loom".strip()
+    env = {
+        "RUSTFLAGS": flags,
+        "CARGO_TARGET_DIR": str(ROOT / "target" / "loom"),
+        "LOOM_MAX_PREEMPTIONS": "3",
+    }
+    manifest = (ROOT / "crates/runtime/Cargo.toml").read_text()
+    if "cfg(loom)" not in manifest:
+        return []
+    command = ["cargo", "test", "--release", "-p", "tpu-dist-runtime", "--lib", "loom"]
+    return [Stage("rust", "loom", command, env=env)]
+
+
+def stages() -> list[Stage]:
+    """Everything, cheapest first."""
+    nextest = shutil.which("cargo-nextest") is not None
+    rust_test = ["cargo", "nextest", "run"] if nextest else ["cargo", "test", "--tests"]
+    sources = ["python", "tests", "examples", "benches", "tools"]
+    return [
+        Stage("lint", "rustfmt", ["cargo", "fmt", "--all", "--check"]),
+        Stage("lint", "ruff format", [str(BIN / "ruff"), "format", "--check", "."]),
+        Stage("lint", "ruff", [str(BIN / "ruff"), "check", "."]),
+        Stage("lint", "mypy", [str(BIN / "mypy"), *(s for s in sources[:1] + sources[2:])]),
+        Stage(
+            "lint",
+            "clippy",
+            ["cargo", "clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        ),
+        Stage("rust", "rust tests", [*rust_test, "--workspace"]),
+        Stage("rust", "rust doc tests", ["cargo", "test", "--workspace", "--doc", "--quiet"]),
+        *loom_stages(),
+        *fuzz_stages(),
+        Stage("python", "pytest", [sys.executable, "-m", "pytest", "-q"]),
+    ]
+
+
+def main() -> int:
+    """Runs the stages; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["lint", "rust", "python"])
+    only = parser.parse_args().only
+    start = time.monotonic()
+    results = {
+        stage.name: stage.run() for stage in stages() if only is None or stage.kind == only
+    }
+    passed, failed = (sum(n) for n in zip(*(r.totals() for r in results.values()), strict=True))
+    broken = [name for name, result in results.items() if not result.succeeded]
+    print(f"\n{passed} passed, {failed} failed in {time.monotonic() - start:.0f} s", end="")
+    print(f"; failed stages: {', '.join(broken)}" if broken else "")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
