@@ -1,89 +1,104 @@
 //! Element types: how they are stored, and in what type they are reduced.
 
-use std::ops::Sub;
+use std::ops::{Add, Mul, Sub};
 
 use super::minifloat::{self, Format, Specials};
 
 /// An element as it lies in memory.
-pub(super) trait Element: Copy + 'static {
+pub(super) trait Element: Copy {
     /// The type of the accumulation.
-    type Acc: Number;
+    type Acc: Copy;
     /// Converts for accumulation, exactly.
     fn widen(self) -> Self::Acc;
     /// Converts a result back, rounding once.
     fn narrow(acc: Self::Acc) -> Self;
 }
 
-/// Accumulators with an arithmetic.
-pub(super) trait Number: Copy {
-    /// What `PREMUL_SUM` multiplies by.
-    type Factor: Copy;
-    fn factor(factor: f64) -> Self::Factor;
-    fn scale(self, factor: Self::Factor) -> Self;
-    fn divide(self, divisor: u32) -> Self;
+/// Accumulators, or vectors of them, that can be added.
+pub(super) trait Addition: Copy {
     fn add(self, other: Self) -> Self;
-    fn mul(self, other: Self) -> Self;
 }
 
-/// Accumulators with an order.
-pub(super) trait Ordered: Copy {
-    fn min(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
+/// Sums that can be weighted.
+pub(super) trait Weighting: Addition {
+    /// Multiplies by a factor of `PREMUL_SUM`.
+    fn scale(self, factor: f64) -> Self;
+    /// Divides by the number of ranks.
+    fn divide(self, divisor: u32) -> Self;
 }
 
-/// Accumulators made of bits.
+/// Accumulators, or vectors of them, that can be multiplied.
+pub(super) trait Multiplication: Copy {
+    fn multiply(self, other: Self) -> Self;
+}
+
+/// Accumulators, or vectors of them, with an order.
+pub(super) trait Order: Copy {
+    fn least(self, other: Self) -> Self;
+    fn greatest(self, other: Self) -> Self;
+}
+
+/// Accumulators, or vectors of them, made of bits.
 pub(super) trait Bits: Copy {
     fn and(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
     fn xor(self, other: Self) -> Self;
 }
 
-macro_rules! integers {
-    ($($int:ident divided as $wide:ident;)*) => {$(
-        impl Element for $int {
-            type Acc = $int;
+macro_rules! identity {
+    ($type:ident) => {
+        impl Element for $type {
+            type Acc = $type;
             #[inline(always)]
-            fn widen(self) -> $int {
+            fn widen(self) -> $type {
                 self
             }
             #[inline(always)]
-            fn narrow(acc: $int) -> $int {
+            fn narrow(acc: $type) -> $type {
                 acc
             }
         }
+    };
+}
 
-        impl Number for $int {
-            type Factor = $int;
+macro_rules! integers {
+    ($($int:ident($number:ident, $divisor:ident) => $quotient:expr;)*) => {$(
+        identity! { $int }
+
+        impl Multiplication for $int {
             #[inline(always)]
-            fn factor(factor: f64) -> $int {
-                factor as $int
-            }
-            #[inline(always)]
-            fn scale(self, factor: $int) -> $int {
-                self.wrapping_mul(factor)
-            }
-            #[inline(always)]
-            fn divide(self, divisor: u32) -> $int {
-                (self as $wide / divisor as $wide) as $int
-            }
-            #[inline(always)]
-            fn add(self, other: $int) -> $int {
-                self.wrapping_add(other)
-            }
-            #[inline(always)]
-            fn mul(self, other: $int) -> $int {
+            fn multiply(self, other: $int) -> $int {
                 self.wrapping_mul(other)
             }
         }
 
-        impl Ordered for $int {
+        impl Addition for $int {
             #[inline(always)]
-            fn min(self, other: $int) -> $int {
-                Ord::min(self, other)
+            fn add(self, other: $int) -> $int {
+                self.wrapping_add(other)
+            }
+        }
+
+        impl Weighting for $int {
+            #[inline(always)]
+            fn scale(self, factor: f64) -> $int {
+                self.wrapping_mul(factor as $int)
             }
             #[inline(always)]
-            fn max(self, other: $int) -> $int {
-                Ord::max(self, other)
+            fn divide(self, $divisor: u32) -> $int {
+                let $number = self;
+                $quotient
+            }
+        }
+
+        impl Order for $int {
+            #[inline(always)]
+            fn least(self, other: $int) -> $int {
+                self.min(other)
+            }
+            #[inline(always)]
+            fn greatest(self, other: $int) -> $int {
+                self.max(other)
             }
         }
 
@@ -104,68 +119,75 @@ macro_rules! integers {
     )*};
 }
 
-// CPUs have no vector division of integers. Both operands are exact in `f64`, and a
-// quotient below an integer is below it by at least 1/divisor, which is more than `f64`
-// rounds off: the truncation is exact.
+/// Divides integers as floats: vector instructions divide those only.
+///
+/// The quotient truncates right where it is exact, or too far below the next integer to be
+/// rounded to it. It is below by 1/divisor or more, and rounding moves it by less than 2^-24
+/// (`f32`) or 2^-53 (`f64`) of itself: right for integers of 16 and 32 bits. (A divisor that `f32`
+/// cannot hold is so large that the quotient is 0 anyway.)
+macro_rules! divide_as {
+    ($float:ident, $int:ident, $number:ident, $divisor:ident) => {
+        // SAFETY: the quotient is between 0 and the number.
+        unsafe { ($number as $float / $divisor as $float).to_int_unchecked::<$int>() as _ }
+    };
+}
+
 integers! {
-    u8 divided as f64;
-    i8 divided as f64;
-    u16 divided as f64;
-    i16 divided as f64;
-    u32 divided as f64;
-    i32 divided as f64;
-    u64 divided as u64;
-    i64 divided as i64;
+    u8(number, divisor) => divide_as!(f32, i32, number, divisor);
+    i8(number, divisor) => divide_as!(f32, i32, number, divisor);
+    u16(number, divisor) => divide_as!(f32, i32, number, divisor);
+    i16(number, divisor) => divide_as!(f32, i32, number, divisor);
+    u32(number, divisor) => divide_as!(f64, i64, number, divisor);
+    i32(number, divisor) => divide_as!(f64, i32, number, divisor);
+    u64(number, divisor) => number / u64::from(divisor);
+    i64(number, divisor) => number / i64::from(divisor);
 }
 
 macro_rules! floats {
     ($($float:ident)*) => {$(
-        impl Element for $float {
-            type Acc = $float;
+        identity! { $float }
+
+        impl Multiplication for $float {
             #[inline(always)]
-            fn widen(self) -> $float {
-                self
-            }
-            #[inline(always)]
-            fn narrow(acc: $float) -> $float {
-                acc
+            fn multiply(self, other: $float) -> $float {
+                self * other
             }
         }
 
-        impl Number for $float {
-            type Factor = $float;
-            #[inline(always)]
-            fn factor(factor: f64) -> $float {
-                factor as $float
-            }
-            #[inline(always)]
-            fn scale(self, factor: $float) -> $float {
-                self * factor
-            }
-            #[inline(always)]
-            fn divide(self, divisor: u32) -> $float {
-                self / divisor as $float
-            }
+        impl Addition for $float {
             #[inline(always)]
             fn add(self, other: $float) -> $float {
                 self + other
             }
+        }
+
+        impl Weighting for $float {
             #[inline(always)]
-            fn mul(self, other: $float) -> $float {
-                self * other
+            fn scale(self, factor: f64) -> $float {
+                // One NaN only: `bfloat16` has no room for the payload of another.
+                self * if factor.is_nan() { $float::NAN } else { factor as $float }
+            }
+            #[inline(always)]
+            fn divide(self, divisor: u32) -> $float {
+                if divisor.is_power_of_two() {
+                    // Its reciprocal is exact, and multiplication several times as fast.
+                    self * (divisor as $float).recip()
+                } else {
+                    self / divisor as $float
+                }
             }
         }
 
         // A comparison with NaN is false, so `other` wins if it is NaN; what remains is
         // NaN in `self`.
-        impl Ordered for $float {
+        impl Order for $float {
             #[inline(always)]
-            fn min(self, other: $float) -> $float {
+            fn least(self, other: $float) -> $float {
                 let least = if self < other { self } else { other };
                 if self.is_nan() { self } else { least }
             }
             #[inline(always)]
-            fn max(self, other: $float) -> $float {
+            fn greatest(self, other: $float) -> $float {
                 let greatest = if self > other { self } else { other };
                 if self.is_nan() { self } else { greatest }
             }
@@ -241,7 +263,7 @@ pub(super) struct Complex<T> {
     im: T,
 }
 
-impl<E: Element<Acc: Sub<Output = E::Acc>>> Element for Complex<E> {
+impl<E: Element> Element for Complex<E> {
     type Acc = Complex<E::Acc>;
     #[inline(always)]
     fn widen(self) -> Complex<E::Acc> {
@@ -259,38 +281,15 @@ impl<E: Element<Acc: Sub<Output = E::Acc>>> Element for Complex<E> {
     }
 }
 
-impl<T: Number + Sub<Output = T>> Number for Complex<T> {
-    type Factor = T::Factor;
+impl<T> Multiplication for Complex<T>
+where
+    T: Copy + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
+{
     #[inline(always)]
-    fn factor(factor: f64) -> T::Factor {
-        T::factor(factor)
-    }
-    #[inline(always)]
-    fn scale(self, factor: T::Factor) -> Complex<T> {
+    fn multiply(self, other: Complex<T>) -> Complex<T> {
         Complex {
-            re: self.re.scale(factor),
-            im: self.im.scale(factor),
-        }
-    }
-    #[inline(always)]
-    fn divide(self, divisor: u32) -> Complex<T> {
-        Complex {
-            re: self.re.divide(divisor),
-            im: self.im.divide(divisor),
-        }
-    }
-    #[inline(always)]
-    fn add(self, other: Complex<T>) -> Complex<T> {
-        Complex {
-            re: self.re.add(other.re),
-            im: self.im.add(other.im),
-        }
-    }
-    #[inline(always)]
-    fn mul(self, other: Complex<T>) -> Complex<T> {
-        Complex {
-            re: self.re.mul(other.re) - self.im.mul(other.im),
-            im: self.re.mul(other.im).add(self.im.mul(other.re)),
+            re: self.re * other.re - self.im * other.im,
+            im: self.re * other.im + self.im * other.re,
         }
     }
 }

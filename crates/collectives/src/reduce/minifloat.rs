@@ -100,14 +100,11 @@ pub(super) fn decode_bf16(code: u16) -> f32 {
 }
 
 /// `f32` to the nearest `bfloat16`, ties to even; denormals are kept.
+///
+/// A NaN must be quiet and have no payload in its lower half, or it could be rounded to
+/// something else. That holds for all NaNs that come from a `bfloat16` or from arithmetic.
 #[inline(always)]
 pub(super) fn encode_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let quiet = (bits >> 16) | 0x40;
-    (if bits & 0x7fff_ffff > 0x7f80_0000 {
-        quiet
-    } else {
-        rounded
-    }) as u16
+    (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }

@@ -18,18 +18,26 @@
 //! order, so results are bit-identical on all CPUs but for the payloads of NaNs.
 //! On AArch64, NEON belongs to the baseline, for which the kernel is vectorised anyway.
 
+mod block;
 mod copy;
 mod element;
+mod isa;
 mod kernel;
 mod minifloat;
 mod operator;
+mod table;
+mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::fmt;
 
 pub use copy::{copy, copy_nontemporal};
+pub use isa::Isa;
 
 use crate::{DType, ReduceKind};
-use kernel::{Isa, Kernel};
+use isa::Kernel;
+use kernel::Operands;
 
 /// A reduce operator resolved for one element type and this CPU.
 ///
@@ -75,11 +83,15 @@ impl Reducer {
     /// `PREMUL_SUM` on booleans, anything on `float8_e8m0fnu`, `float4_e2m1fn_x2` and the
     /// quantised types.
     pub fn new(op: ReduceKind, dtype: DType) -> Result<Reducer, Unsupported> {
-        Reducer::for_isa(op, dtype, Isa::best())
+        Reducer::with_isa(op, dtype, Isa::best())
     }
 
-    fn for_isa(op: ReduceKind, dtype: DType, isa: Isa) -> Result<Reducer, Unsupported> {
-        match kernel::resolve(op, dtype, isa) {
+    /// As [`Reducer::new`], with a given instruction set instead of the best one.
+    ///
+    /// # Errors
+    /// As [`Reducer::new`].
+    pub fn with_isa(op: ReduceKind, dtype: DType, isa: Isa) -> Result<Reducer, Unsupported> {
+        match table::resolve(op, dtype, isa) {
             Some(kernel) => Ok(Reducer {
                 kind: op,
                 dtype,
@@ -129,10 +141,22 @@ impl Reducer {
             scales.len(),
             srcs.len()
         );
-        let divisor = divisor.filter(|_| self.kind == ReduceKind::Avg);
-        // SAFETY: the caller vouches for the pointers; `resolve` gave a kernel for this
-        // type that this CPU can run.
-        unsafe { (self.kernel.reduce)(dsts, srcs, count, scales, divisor) }
+        let kernel = &self.kernel;
+        let operands = Operands {
+            dsts,
+            srcs,
+            count: count * kernel.parts,
+            scales,
+            divisor: divisor.filter(|_| self.kind == ReduceKind::Avg),
+        };
+        let reduce = if operands.count < kernel.shortest {
+            kernel.reduce_few
+        } else {
+            kernel.reduce
+        };
+        // SAFETY: the caller vouches for the pointers; the kernel is for elements of
+        // this type and for an instruction set that this CPU has.
+        unsafe { reduce(operands) }
     }
 
     /// Divides `data` by the number of ranks in place, which makes the partial result of an
@@ -142,8 +166,8 @@ impl Reducer {
     /// `data` is valid for reads and writes of `count` elements, `divisor` is not 0.
     pub unsafe fn finish(&self, data: *mut u8, count: usize, divisor: u32) {
         if self.kind == ReduceKind::Avg {
-            // SAFETY: as for `reduce`; the destination is the source, exactly.
-            unsafe { (self.kernel.reduce)(&[data], &[data], count, &[], Some(divisor)) }
+            // SAFETY: the caller vouches for `data`, the source and the destination.
+            unsafe { self.reduce(&[data], &[data], count, &[], Some(divisor)) }
         }
     }
 
@@ -154,8 +178,8 @@ impl Reducer {
     /// `data` is valid for reads and writes of `count` elements.
     pub unsafe fn scale(&self, data: *mut u8, count: usize, scale: f64) {
         if self.kind == ReduceKind::PremulSum {
-            // SAFETY: as for `reduce`; the destination is the source, exactly.
-            unsafe { (self.kernel.reduce)(&[data], &[data], count, &[scale], None) }
+            // SAFETY: the caller vouches for `data`, the source and the destination.
+            unsafe { self.reduce(&[data], &[data], count, &[scale], None) }
         }
     }
 }

@@ -1,21 +1,48 @@
 //! Operators as types, so that each kernel is compiled for one.
 
-use super::element::{Bits, Number, Ordered};
+use super::element::{Addition, Bits, Multiplication, Order, Weighting};
 
-/// Combines two accumulators.
-pub(super) trait Operator<A>: 'static {
-    /// Whether factors may be applied before and a division after.
-    const LINEAR: bool;
+/// Combines accumulators, or vectors of them.
+pub(super) trait Operator<A> {
     fn combine(left: A, right: A) -> A;
+
+    /// Multiplies an operand by a factor of `PREMUL_SUM`.
+    #[inline(always)]
+    fn scale(operand: A, _factor: f64) -> A {
+        operand
+    }
+
+    /// Divides a result by the number of ranks.
+    #[inline(always)]
+    fn divide(result: A, _divisor: u32) -> A {
+        result
+    }
+}
+
+/// `AVG` and `PREMUL_SUM`.
+pub(super) struct WeightedSum;
+
+impl<A: Weighting> Operator<A> for WeightedSum {
+    #[inline(always)]
+    fn combine(left: A, right: A) -> A {
+        left.add(right)
+    }
+    #[inline(always)]
+    fn scale(operand: A, factor: f64) -> A {
+        operand.scale(factor)
+    }
+    #[inline(always)]
+    fn divide(result: A, divisor: u32) -> A {
+        result.divide(divisor)
+    }
 }
 
 macro_rules! operators {
-    ($($(#[$meta:meta])* $name:ident: $bound:ident::$method:ident, linear $linear:literal;)*) => {$(
+    ($($(#[$meta:meta])* $name:ident: $bound:ident::$method:ident;)*) => {$(
         $(#[$meta])*
         pub(super) struct $name;
 
         impl<A: $bound> Operator<A> for $name {
-            const LINEAR: bool = $linear;
             #[inline(always)]
             fn combine(left: A, right: A) -> A {
                 left.$method(right)
@@ -25,12 +52,18 @@ macro_rules! operators {
 }
 
 operators! {
-    /// Also the sum that `AVG` divides and `PREMUL_SUM` scales.
-    Sum: Number::add, linear true;
-    Product: Number::mul, linear false;
-    Min: Ordered::min, linear false;
-    Max: Ordered::max, linear false;
-    And: Bits::and, linear false;
-    Or: Bits::or, linear false;
-    Xor: Bits::xor, linear false;
+    /// `SUM`.
+    Sum: Addition::add;
+    /// `PRODUCT`.
+    Product: Multiplication::multiply;
+    /// `MIN`.
+    Min: Order::least;
+    /// `MAX`.
+    Max: Order::greatest;
+    /// `BAND`.
+    And: Bits::and;
+    /// `BOR`.
+    Or: Bits::or;
+    /// `BXOR`.
+    Xor: Bits::xor;
 }
