@@ -26,4 +26,4 @@ pub use error::Error;
 pub use operation::{Completion, Operation};
 pub use progress::set_interrupt_check;
 pub use stats::Stat;
-pub use store::Store;
+pub use store::{DirectoryStore, Store};

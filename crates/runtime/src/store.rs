@@ -19,3 +19,51 @@ pub trait Store: Send + Sync {
     /// Which of `keys` exist, without waiting.
     fn present(&self, keys: &[String]) -> Result<Vec<bool>, Error>;
 }
+
+/// A store in a directory that all ranks see: a file for each key. For programs without
+/// PyTorch, such as the benchmarks.
+#[derive(Clone, Debug)]
+pub struct DirectoryStore(std::path::PathBuf);
+
+impl DirectoryStore {
+    /// A store in `directory`, which exists.
+    pub fn new(directory: impl Into<std::path::PathBuf>) -> DirectoryStore {
+        DirectoryStore(directory.into())
+    }
+
+    fn path(&self, key: &str) -> std::path::PathBuf {
+        self.0.join(key.replace('/', "%"))
+    }
+}
+
+impl Store for DirectoryStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        let path = self.path(key);
+        let mut partial = path.clone();
+        partial.add_extension("part");
+        // Renaming shows the value whole or not at all.
+        std::fs::write(&partial, value)
+            .and_then(|()| std::fs::rename(&partial, &path))
+            .map_err(|error| Error::Store(format!("{}: {error}", path.display())))
+    }
+
+    fn multi_get(&self, keys: &[String], timeout: Duration) -> Result<Vec<Vec<u8>>, Error> {
+        let deadline = std::time::Instant::now() + timeout;
+        let get = |key: &String| loop {
+            match std::fs::read(self.path(key)) {
+                Ok(value) => return Ok(value),
+                Err(_) if std::time::Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => {
+                    return Err(Error::Store(format!("{}: {error}", self.path(key).display())));
+                }
+            }
+        };
+        keys.iter().map(get).collect()
+    }
+
+    fn present(&self, keys: &[String]) -> Result<Vec<bool>, Error> {
+        Ok(keys.iter().map(|key| self.path(key).exists()).collect())
+    }
+}

@@ -56,6 +56,7 @@ pub(crate) struct Frame {
 
 /// [`Frame`] on the wire; no padding, so that all its bytes are defined.
 #[derive(rkyv::Archive)]
+#[expect(dead_code, reason = "only its archived form is used")]
 struct Wire {
     group: u64,
     channel: u64,
