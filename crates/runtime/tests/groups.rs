@@ -432,12 +432,10 @@ fn messages(group: &Communicator) {
     if me == 0 {
         let mut next = vec![0.0; n as usize];
         for _ in 0..200 * (n - 1) {
-            let value = [-1.0f32];
-            let (ptr, bytes) = bytes(&value);
+            let mut value = [-1.0f32];
+            let to = Segment { ptr: value.as_mut_ptr().cast(), bytes: 4 };
             // SAFETY: waited for at once.
-            let operation =
-                unsafe { group.recv(None, 3, Segment { ptr, bytes }, DType::F32, None, None) }
-                    .unwrap();
+            let operation = unsafe { group.recv(None, 3, to, DType::F32, None, None) }.unwrap();
             operation.wait(None).unwrap();
             let source = operation.source_rank().unwrap() as usize;
             assert_eq!(value[0], next[source]);

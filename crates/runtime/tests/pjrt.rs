@@ -498,7 +498,7 @@ fn programs_survive_serialization() {
         drop(program);
         // SAFETY: the bytes come from this client's own program.
         let program = unsafe { client.deserialize(&blob) }.unwrap();
-        assert_eq!(program.devices(), [device.clone()]);
+        assert_eq!(program.devices(), std::slice::from_ref(&device));
         assert_eq!(program.num_outputs(), 1);
         let (a, b) = (
             upload(&device, &[1., 2., 3., 4.]),

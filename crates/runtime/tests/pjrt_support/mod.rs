@@ -15,7 +15,7 @@ use tpu_dist_runtime::pjrt::{Buffer, Client, Device, ElementType, HostMemory, Pl
 
 /// CPU plugins: those that `TPU_DIST_PJRT_PLUGIN` names, separated by `:`, or else those
 /// installed in `VIRTUAL_ENV` or the workspace's `.venv`.
-pub fn cpu_plugins() -> Vec<Plugin> {
+pub(crate) fn cpu_plugins() -> Vec<Plugin> {
     let paths = match env::var_os("TPU_DIST_PJRT_PLUGIN") {
         Some(list) => env::split_paths(&list).collect(),
         None => installed(&[
@@ -33,7 +33,7 @@ pub fn cpu_plugins() -> Vec<Plugin> {
 }
 
 /// libtpu's file, where it is installed.
-pub fn libtpu() -> Option<PathBuf> {
+pub(crate) fn libtpu() -> Option<PathBuf> {
     let found = installed(&["libtpu/libtpu.so"]).pop();
     if found.is_none() {
         println!("skipped: no libtpu in the virtual environment");
@@ -60,16 +60,16 @@ fn installed(files: &[&str]) -> Vec<PathBuf> {
 }
 
 /// A client of `devices` CPU devices.
-pub fn client(plugin: Plugin, devices: i64) -> Client {
+pub(crate) fn client(plugin: Plugin, devices: i64) -> Client {
     Client::create(plugin, &[("cpu_device_count", Value::from(devices))]).unwrap()
 }
 
-pub fn first(client: &Client) -> Device {
+pub(crate) fn first(client: &Client) -> Device {
     client.addressable_devices().swap_remove(0)
 }
 
 /// `main(a, b) = a + b` on vectors of `n`, in place of `a` if `donate`.
-pub fn add(n: usize, donate: bool) -> String {
+pub(crate) fn add(n: usize, donate: bool) -> String {
     let donated = if donate {
         "{tf.aliasing_output = 0 : i32}"
     } else {
@@ -86,7 +86,7 @@ pub fn add(n: usize, donate: bool) -> String {
 }
 
 /// `main(a) = a a` on square matrices of `n`.
-pub fn square(n: usize) -> String {
+pub(crate) fn square(n: usize) -> String {
     format!(
         "module @square {{
            func.func @main(%a: tensor<{n}x{n}xf32>) -> tensor<{n}x{n}xf32> {{
@@ -98,14 +98,14 @@ pub fn square(n: usize) -> String {
     )
 }
 
-pub fn bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
     values
         .iter()
         .flat_map(|value| value.to_ne_bytes())
         .collect()
 }
 
-pub fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let (values, rest) = bytes.as_chunks::<4>();
     assert!(rest.is_empty());
     values
@@ -114,7 +114,7 @@ pub fn floats(bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-pub fn upload(device: &Device, values: &[f32]) -> Buffer {
+pub(crate) fn upload(device: &Device, values: &[f32]) -> Buffer {
     let dims = [values.len() as i64];
     device
         .client()
@@ -122,14 +122,14 @@ pub fn upload(device: &Device, values: &[f32]) -> Buffer {
         .unwrap()
 }
 
-pub fn download(buffer: &Buffer) -> Vec<f32> {
+pub(crate) fn download(buffer: &Buffer) -> Vec<f32> {
     let mut out = vec![0; buffer.host_bytes().unwrap()];
     buffer.to_host(&mut out).unwrap();
     floats(&out)
 }
 
 /// Floats `offset` bytes after an address divisible by 64, counting their owners' ends.
-pub struct Aligned<const MUTABLE: bool> {
+pub(crate) struct Aligned<const MUTABLE: bool> {
     block: NonNull<u8>,
     layout: Layout,
     offset: usize,
@@ -141,7 +141,7 @@ pub struct Aligned<const MUTABLE: bool> {
 unsafe impl<const MUTABLE: bool> Send for Aligned<MUTABLE> {}
 
 impl<const MUTABLE: bool> Aligned<MUTABLE> {
-    pub fn new(values: &[f32], offset: usize, dropped: &Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(values: &[f32], offset: usize, dropped: &Arc<AtomicUsize>) -> Self {
         let data = bytes(values);
         let layout = Layout::from_size_align(offset + data.len(), 64).unwrap();
         // SAFETY: the layout is not empty, the block is as long as the offset and data.
@@ -161,7 +161,7 @@ impl<const MUTABLE: bool> Aligned<MUTABLE> {
         }
     }
 
-    pub fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.block.as_ptr() as usize + self.offset
     }
 }
@@ -184,7 +184,7 @@ impl<const MUTABLE: bool> Drop for Aligned<MUTABLE> {
 }
 
 /// Resident memory in KiB, and threads, of this process.
-pub fn footprint() -> (u64, u64) {
+pub(crate) fn footprint() -> (u64, u64) {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let of = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
