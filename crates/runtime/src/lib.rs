@@ -5,9 +5,11 @@
 
 pub mod call;
 mod communicator;
+pub mod compile_cache;
 pub mod config;
 mod engine;
 mod error;
+pub mod executor;
 mod fabric;
 mod link;
 mod operation;
