@@ -78,7 +78,9 @@ def _import_suite() -> Any:
 suite = _import_suite()
 
 
-def _rank(environment: dict[str, str], target: Callable[..., None], *args: Any, **kw: Any) -> None:
+def _rank(
+    environment: dict[str, str], target: Callable[..., None], *args: Any, **kw: Any
+) -> None:
     """A rank's process: takes over the test's environment, which the fork server has not."""
     os.environ.update(environment)
     suite.INIT_METHOD = environment["INIT_METHOD"]
@@ -137,4 +139,6 @@ class Conformance(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         try:
             super()._join_processes(fn)
         except SkipTest as skip:
-            raise AssertionError(f"listed as running at world size {self.ranks}: {skip}") from skip
+            raise AssertionError(
+                f"listed as running at world size {self.ranks}: {skip}"
+            ) from skip

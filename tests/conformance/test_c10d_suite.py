@@ -4,7 +4,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
 from harness import BACKEND, preload
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +48,8 @@ def test_the_pinned_set_is_the_whole_set():
     """126 tests at four ranks; each exists, and each difference is one of them."""
     assert len(FOUR) == 126
     assert [
-        name for name in FOUR if not callable(getattr(conformance_suite.Conformance, name, None))
+        name
+        for name in FOUR
+        if not callable(getattr(conformance_suite.Conformance, name, None))
     ] == []
     assert set(DIFFERS) <= FOUR

@@ -42,7 +42,12 @@ def blocked(me, call):
         dist.all_reduce(torch.ones(1))
     again = time.monotonic() - start
     me.sync()
-    return ended - times["called"], times["returned"] - times["called"], again, str(caught.value)
+    return (
+        ended - times["called"],
+        times["returned"] - times["called"],
+        again,
+        str(caught.value),
+    )
 
 
 CALLS = {
@@ -105,7 +110,7 @@ def family(me, kind):
     return {index: when - start for index, when in ended.items()}
 
 
-@pytest.mark.parametrize("kind", ("split_group", "new_group"))
+@pytest.mark.parametrize("kind", ["split_group", "new_group"])
 def test_children_are_aborted_too(kind):
     """All three blocked threads come back."""
     with Ranks(2, init={"timeout": 30}) as ranks:

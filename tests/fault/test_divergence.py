@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -56,13 +57,17 @@ def scatter(root=0):
 
 def reduce_scatter(count=64):
     output = ones(count)
-    return [output], lambda **kw: dist.reduce_scatter_single(output, torch.zeros(count * WORLD), **kw)
+    return [output], lambda **kw: dist.reduce_scatter_single(
+        output, torch.zeros(count * WORLD), **kw
+    )
 
 
 def all_to_all(out=(4, 4, 4), back=(4, 4, 4)):
     output = ones(sum(back))
     source = torch.zeros(sum(out))
-    return [output], lambda **kw: dist.all_to_all_single(output, source, list(back), list(out), **kw)
+    return [output], lambda **kw: dist.all_to_all_single(
+        output, source, list(back), list(out), **kw
+    )
 
 
 def coalesced(number=2):
@@ -80,10 +85,21 @@ def barrier():
     return [], lambda **kw: dist.barrier(**kw)
 
 
-CALLS = {f.__name__: f for f in (
-    all_reduce, broadcast, reduce, all_gather, gather, scatter, reduce_scatter, all_to_all,
-    coalesced, barrier,
-)}
+CALLS = {
+    f.__name__: f
+    for f in (
+        all_reduce,
+        broadcast,
+        reduce,
+        all_gather,
+        gather,
+        scatter,
+        reduce_scatter,
+        all_to_all,
+        coalesced,
+        barrier,
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,9 @@ class Divergence:
 DIVERGENCES = (
     Divergence("kind", ("all_reduce", {}), ("broadcast", {}), ("all_reduce", "broadcast")),
     Divergence("barrier", ("barrier", {}), ("all_reduce", {}), ("barrier", "all_reduce")),
-    Divergence("gather", ("all_gather", {}), ("reduce_scatter", {}), ("all_gather", "reduce_scatter")),
+    Divergence(
+        "gather", ("all_gather", {}), ("reduce_scatter", {}), ("all_gather", "reduce_scatter")
+    ),
     Divergence(
         "dtype",
         ("all_reduce", {"dtype": torch.float32}),
@@ -118,11 +136,26 @@ DIVERGENCES = (
         ("broadcast", {"dtype": torch.float64, "count": 32}),
         ("float32", "64", "float64", "32"),
     ),
-    Divergence("size", ("all_reduce", {"count": 1024}), ("all_reduce", {"count": 1025}), ("1024", "1025")),
-    Divergence("small size", ("all_reduce", {"count": 4}), ("all_reduce", {"count": 5}), (" 4 ", " 5 ")),
-    Divergence("no elements", ("all_reduce", {"count": 8}), ("all_reduce", {"count": 0}), (" 8 ", " 0 ")),
     Divergence(
-        "size class", ("all_reduce", {"count": 2}), ("all_reduce", {"count": 1 << 20}), (" 2 ", "1048576")
+        "size",
+        ("all_reduce", {"count": 1024}),
+        ("all_reduce", {"count": 1025}),
+        ("1024", "1025"),
+    ),
+    Divergence(
+        "small size", ("all_reduce", {"count": 4}), ("all_reduce", {"count": 5}), (" 4 ", " 5 ")
+    ),
+    Divergence(
+        "no elements",
+        ("all_reduce", {"count": 8}),
+        ("all_reduce", {"count": 0}),
+        (" 8 ", " 0 "),
+    ),
+    Divergence(
+        "size class",
+        ("all_reduce", {"count": 2}),
+        ("all_reduce", {"count": 1 << 20}),
+        (" 2 ", "1048576"),
     ),
     Divergence(
         "large size",
@@ -130,22 +163,51 @@ DIVERGENCES = (
         ("all_reduce", {"count": (1 << 20) + 1}),
         ("1048576", "1048577"),
     ),
-    Divergence("broadcast size", ("broadcast", {"count": 64}), ("broadcast", {"count": 63}), ("64", "63")),
-    Divergence("all_gather size", ("all_gather", {"count": 64}), ("all_gather", {"count": 65}), ("64", "65")),
     Divergence(
-        "reduce_scatter size", ("reduce_scatter", {"count": 64}), ("reduce_scatter", {"count": 65}), ()
+        "broadcast size",
+        ("broadcast", {"count": 64}),
+        ("broadcast", {"count": 63}),
+        ("64", "63"),
     ),
-    Divergence("broadcast root", ("broadcast", {"root": 0}), ("broadcast", {"root": 1}), ("root 0", "root 1")),
-    Divergence("reduce root", ("reduce", {"root": 0}), ("reduce", {"root": 1}), ("root 0", "root 1")),
-    Divergence("gather root", ("gather", {"root": 0}), ("gather", {"root": 1}), ("root 0", "root 1")),
-    Divergence("scatter root", ("scatter", {"root": 2}), ("scatter", {"root": 1}), ("root 2", "root 1")),
+    Divergence(
+        "all_gather size",
+        ("all_gather", {"count": 64}),
+        ("all_gather", {"count": 65}),
+        ("64", "65"),
+    ),
+    Divergence(
+        "reduce_scatter size",
+        ("reduce_scatter", {"count": 64}),
+        ("reduce_scatter", {"count": 65}),
+        (),
+    ),
+    Divergence(
+        "broadcast root",
+        ("broadcast", {"root": 0}),
+        ("broadcast", {"root": 1}),
+        ("root 0", "root 1"),
+    ),
+    Divergence(
+        "reduce root", ("reduce", {"root": 0}), ("reduce", {"root": 1}), ("root 0", "root 1")
+    ),
+    Divergence(
+        "gather root", ("gather", {"root": 0}), ("gather", {"root": 1}), ("root 0", "root 1")
+    ),
+    Divergence(
+        "scatter root", ("scatter", {"root": 2}), ("scatter", {"root": 1}), ("root 2", "root 1")
+    ),
     Divergence(
         "operator",
         ("all_reduce", {"op": dist.ReduceOp.SUM}),
         ("all_reduce", {"op": dist.ReduceOp.MAX}),
         ("SUM", "MAX"),
     ),
-    Divergence("tensors", ("coalesced", {"number": 2}), ("coalesced", {"number": 3}), ("2 tensors", "3 tensors")),
+    Divergence(
+        "tensors",
+        ("coalesced", {"number": 2}),
+        ("coalesced", {"number": 3}),
+        ("2 tensors", "3 tensors"),
+    ),
     Divergence("splits", ("all_to_all", {}), ("all_to_all", {"out": (5, 4, 3)}), ()),
     Divergence("split to nobody", ("all_to_all", {}), ("all_to_all", {"out": (0, 4, 8)}), ()),
 )
@@ -164,7 +226,7 @@ def diverge(me, divergence, odd, asynchronous):
         work = call(async_op=True) if asynchronous else call()
         if work is not None:
             work.wait()
-    except Exception as caught:  # noqa: BLE001
+    except Exception as caught:
         error = type(caught).__name__, str(caught)
     took = time.monotonic() - start
     untouched = all(torch.equal(a, b) for a, b in zip(before, outputs, strict=True))
@@ -182,7 +244,7 @@ def use_again(me):
     return tensor.tolist(), time.monotonic() - start
 
 
-@pytest.mark.parametrize("asynchronous", (False, True), ids=("sync", "async"))
+@pytest.mark.parametrize("asynchronous", [False, True], ids=("sync", "async"))
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda d: d.name)
 def test_every_rank_learns_at_once(divergence, asynchronous):
     """Both calls shown everywhere, no output written, and the group usable or failed."""
@@ -197,7 +259,9 @@ def test_every_rank_learns_at_once(divergence, asynchronous):
             for part in (divergence.most[0], divergence.odd[0], *divergence.show):
                 name = "all_reduce" if part == "coalesced" else part
                 assert name in f"{message} ", f"rank {rank}: no {name!r} in {message!r}"
-            assert f"rank {ODD}" in message, f"rank {rank}: the odd one is not named: {message!r}"
+            assert f"rank {ODD}" in message, (
+                f"rank {rank}: the odd one is not named: {message!r}"
+            )
         after = ranks.values(use_again, deadline=30)
         assert all(took < 1 for _, took in after), after
         assert len({str(result) for result, _ in after}) == 1, after
@@ -213,7 +277,7 @@ def message_sizes(me):
             dist.send(tensor, 1)
         else:
             dist.recv(tensor, 0)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return type(error).__name__, str(error), tensor.tolist()
 
 
@@ -224,7 +288,7 @@ def test_a_message_of_another_size():
         assert received is not None, "half a message was delivered"
         kind, message, tensor = received
         assert kind == "DistBackendError", message
-        assert "5" in message and "4" in message, message
+        assert {"4", "5"} <= set(re.findall(r"\d+", message)), message
         assert tensor == [9.0] * 4
 
 

@@ -29,7 +29,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("how", ("first", "last", "unwaited", "exit"))
+@pytest.mark.parametrize("how", ["first", "last", "unwaited", "exit"])
 def test_programs_leave_in_silence(how):
     """Real interpreters, ended by their own exit: rank 0 first, last, or in any order."""
     environment = {
@@ -62,7 +62,7 @@ def test_programs_leave_in_silence(how):
             end_session(child)
 
 
-@pytest.mark.parametrize("order", ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]))
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
 def test_ranks_destroy_in_any_order(order):
     """One after the other, each while the rest still hold the group."""
     with Ranks(4, init={"timeout": 10}) as ranks:
@@ -96,7 +96,8 @@ def test_a_collective_after_a_rank_left():
     """An error at once that names it, not a wait for the timeout."""
     with Ranks(3, init={"timeout": 20}) as ranks:
         values = ranks.values(leave_early, deadline=15)
-        assert values[0] < 1 and values[2] < 1
+        assert values[0] < 1
+        assert values[2] < 1
 
 
 def test_many_lives_of_the_default_group():

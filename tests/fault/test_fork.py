@@ -18,7 +18,11 @@ def load(me, context):
     """A data loader with worker processes beside a group in use."""
     data = TensorDataset(torch.arange(64, dtype=torch.float32))
     loader = DataLoader(
-        data, batch_size=8, num_workers=1, multiprocessing_context=context, persistent_workers=True
+        data,
+        batch_size=8,
+        num_workers=1,
+        multiprocessing_context=context,
+        persistent_workers=True,
     )
     total = torch.zeros(1)
     for _ in range(2):
@@ -31,7 +35,7 @@ def load(me, context):
     return total.item()
 
 
-@pytest.mark.parametrize("context", ("fork", "spawn"))
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_data_loader_workers(context):
     """Batches arrive, collectives between them are right, and both end."""
     with Ranks(2, init={"timeout": 30}) as ranks:
@@ -59,7 +63,7 @@ def in_child(me, call):
             try:
                 CALLS[call]()
                 text = "returned"
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 text = f"{type(error).__name__}: {error}"
             os.write(writer, f"{time.monotonic() - start:.3f} {text}".encode())
         finally:
@@ -104,12 +108,20 @@ def test_a_forked_child(call):
                 assert "fork" in said, text
 
 
+LISTING = """
+import os
+for name in os.listdir("/proc/self/fd"):
+    path = "/proc/self/fd/" + name
+    if os.path.exists(path) or os.path.islink(path):
+        print(os.readlink(path))
+"""
+
+
 def inherit(me):
     """What a program started by a rank inherits."""
     warm(me)
-    listing = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", listing],
+        [sys.executable, "-S", "-c", LISTING],
         close_fds=False,
         capture_output=True,
         text=True,

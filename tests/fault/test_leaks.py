@@ -64,7 +64,9 @@ def groups(me, number):
 def test_five_hundred_groups():
     """Nothing of a destroyed group remains."""
     with Ranks(4, init={"timeout": 60}) as ranks:
-        for (memory, files), (later_memory, later_files) in ranks.values(groups, 500, deadline=120):
+        for (memory, files), (later_memory, later_files) in ranks.values(
+            groups, 500, deadline=120
+        ):
             assert later_files == files
             # torch keeps a little of its own for each group; 20 KiB is generous.
             assert later_memory - memory < 500 * 20 * 1024, (later_memory - memory) / MIB

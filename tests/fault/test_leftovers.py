@@ -121,12 +121,15 @@ def test_a_small_dev_shm_is_enough(host):
 
 def test_containers_that_share_only_a_network():
     """Two containers of a pod: own mounts, processes and /dev/shm, one network."""
-    with Host("pod", shm="64m") as one, Host("pod", shm="64m", network_of=one) as two:
-        with Ranks(
+    with (
+        Host("pod", shm="64m") as one,
+        Host("pod", shm="64m", network_of=one) as two,
+        Ranks(
             WORLD,
             hosts=[one, one, two, two],
             init={"init_method": "tcp://127.0.0.1:29500", "timeout": 30},
-        ) as ranks:
-            ranks.values(large, deadline=60)
-            for rank in range(WORLD):
-                assert len(ranks.log(rank).splitlines()) <= 1, ranks.log(rank)
+        ) as ranks,
+    ):
+        ranks.values(large, deadline=60)
+        for rank in range(WORLD):
+            assert len(ranks.log(rank).splitlines()) <= 1, ranks.log(rank)

@@ -7,7 +7,7 @@ processes leave behind.
 
 from harness.hosts import Host, Lan, why_no_hosts
 from harness.leftovers import Census, open_files, resident_bytes
-from harness.ranks import BACKEND, Failure, Outcome, Ranks, Me, preload
+from harness.ranks import BACKEND, Failure, Me, Outcome, Ranks, preload
 
 __all__ = [
     "BACKEND",

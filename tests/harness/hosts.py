@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,12 +60,12 @@ class Host:
     ) -> None:
         self.name = name
         self._directory = tempfile.TemporaryDirectory(prefix=f"host_{name}_")
-        setup = (
-            f"hostname {name} && mount -t tmpfs -o size={shm} tmpfs /dev/shm && ip link set lo up"
-        )
+        mount = f"mount -t tmpfs -o size={shm} tmpfs /dev/shm"
         path = Path(self._directory.name) / "hosts"
         path.write_text(hosts or f"127.0.0.1 localhost {name}\n::1 localhost\n")
-        setup += f" && mount --bind {path} /etc/hosts"
+        setup = (
+            f"hostname {name} && {mount} && mount --bind {path} /etc/hosts && ip link set lo up"
+        )
         network = ["nsenter", "--target", str(network_of.pid), "--net"] if network_of else []
         self._holder = subprocess.Popen(
             [
@@ -181,7 +180,9 @@ class Lan:
                 _ip(self._switch, f"link set port{n} master lan up")
                 if ipv4:
                     host.run(["ip", "addr", "add", f"{self.address(n)}/24", "dev", "eth0"])
-                host.run(["ip", "addr", "add", f"{self.address6(n)}/64", "dev", "eth0", "nodad"])
+                host.run(
+                    ["ip", "addr", "add", f"{self.address6(n)}/64", "dev", "eth0", "nodad"]
+                )
                 host.run(["ip", "link", "set", "eth0", "up"])
         except BaseException:
             self.close()

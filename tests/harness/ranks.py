@@ -43,7 +43,9 @@ def preload(module: str, directory: Path) -> None:
         sys.path.insert(0, str(directory))
 
 
-def process(target: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> ForkServerProcess:
+def process(
+    target: Callable[..., Any], args: tuple[Any, ...], **options: Any
+) -> ForkServerProcess:
     """A process, not started yet, that the preloaded fork server will fork."""
     _context.set_forkserver_preload(list(_preloaded))
     return _RankProcess(target=target, args=args, **options)
@@ -131,7 +133,7 @@ class Ranks:
         self,
         world: int,
         *,
-        init: dict[str, Any] | None | bool = True,
+        init: dict[str, Any] | bool | None = True,
         env: dict[str, str | None] | None = None,
         hosts: Sequence[Host] | None = None,
         start_deadline: float = 60,

@@ -151,6 +151,6 @@ def answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
     value = failure = None
     try:
         value = function(*args)
-    except BaseException as error:  # noqa: BLE001  (KeyboardInterrupt is a result too)
+    except BaseException as error:
         failure = Failure.of(error)
     pipe.send(("done", (value, failure, time.monotonic() - start)))

@@ -22,14 +22,18 @@ class Worlds:
             self._ranks = Ranks(world, init={"timeout": 20})
         return self._ranks
 
-    def run(self, world: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Outcome]:
+    def run(
+        self, world: int, function: Callable[..., Any], *args: Any, **options: Any
+    ) -> list[Outcome]:
         """As `Ranks.run`; a world in which a call failed is not used again."""
         outcomes = self.get(world).run(function, *args, **options)
         if not all(o.ok for o in outcomes):
             self.close()
         return outcomes
 
-    def values(self, world: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    def values(
+        self, world: int, function: Callable[..., Any], *args: Any, **options: Any
+    ) -> list[Any]:
         """As `Ranks.values`."""
         outcomes = self.run(world, function, *args, **options)
         assert all(o.ok for o in outcomes), "\n".join(str(o) for o in outcomes if not o.ok)

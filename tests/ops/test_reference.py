@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import OPS, check, supported
-from tensors import DTYPES, LAYOUTS, bits, category, draw_numbers, fits, lay
+from harness.reference import OPS, check, supported
+from harness.tensors import DTYPES, LAYOUTS, bits, category, draw_numbers, fits, lay
 
 COUNT = 500
 WORLD = 4
@@ -16,7 +16,7 @@ def parts_of(dtype, op):
     return [draw_numbers(dtype, op, COUNT, 1, rank) for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float32"))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_narrow_accumulation_is_found(dtype):
     """Adding in the narrow type is one rounding too many."""
     parts = parts_of(dtype, "SUM")
@@ -38,7 +38,9 @@ def test_one_wrong_element_is_found(dtype, op):
     right = [
         value
         for raw in range(256 if dtype == "uint8" else 2)
-        if check(op, dtype, value := torch.tensor([raw], dtype=torch.uint8).to(DTYPES[dtype]), parts)
+        if check(
+            op, dtype, value := torch.tensor([raw], dtype=torch.uint8).to(DTYPES[dtype]), parts
+        )
         is None
     ]
     # At most one value can be right.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tensors import COMPLEX, DTYPES, OPAQUE, SMALL_FLOATS, bits, category
+from harness.tensors import COMPLEX, DTYPES, OPAQUE, SMALL_FLOATS, bits, category
 
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
@@ -64,7 +64,9 @@ def _integers(op: str, parts: list[np.ndarray], factors: Sequence[float]) -> np.
     if op == "AVG":
         # Towards zero, as C divides.
         count = wide(len(parts))
-        total = np.sign(total) * (np.abs(total) // count) if width.kind == "i" else total // count
+        total = (
+            np.sign(total) * (np.abs(total) // count) if width.kind == "i" else total // count
+        )
     return total.astype(width)
 
 
@@ -133,7 +135,9 @@ def check(op: str, dtype: str, got: torch.Tensor, parts: Sequence[torch.Tensor])
 
 def _same(got: torch.Tensor, expected: torch.Tensor) -> str | None:
     if got.dtype != expected.dtype or got.numel() != expected.numel():
-        return f"got {got.dtype} x {got.numel()}, expected {expected.dtype} x {expected.numel()}"
+        return (
+            f"got {got.dtype} x {got.numel()}, expected {expected.dtype} x {expected.numel()}"
+        )
     # Zeros compare equal whatever their sign.
     wrong = (bits(got) != bits(expected)) & ~(_zero(got) & _zero(expected))
     if not wrong.any():
@@ -163,4 +167,5 @@ def same_bits(got: torch.Tensor, expected: torch.Tensor) -> str | None:
         if torch.equal(ours, theirs):
             return None
     wrong = (ours != theirs).reshape(-1)
-    return f"{int(wrong.sum())} of {wrong.numel()} words differ, first at {int(wrong.nonzero()[0])}"
+    first = int(wrong.nonzero()[0])
+    return f"{int(wrong.sum())} of {wrong.numel()} words differ, first at {first}"

@@ -75,7 +75,9 @@ def draw_bits(dtype: str, count: int, *seed: int) -> torch.Tensor:
     if dtype == "bool":
         raw = _generator(*seed).integers(0, 2, count, dtype=np.uint8)
     else:
-        raw = np.frombuffer(_generator(*seed).bytes(count * torch_dtype.itemsize), np.uint8).copy()
+        raw = np.frombuffer(
+            _generator(*seed).bytes(count * torch_dtype.itemsize), np.uint8
+        ).copy()
     return torch.from_numpy(raw).view(torch_dtype)
 
 
@@ -90,7 +92,9 @@ def draw_numbers(dtype: str, op: str, count: int, *seed: int) -> torch.Tensor:
     torch_dtype = DTYPES[dtype]
     kind = category(dtype)
     if dtype == "bool":
-        return torch.from_numpy(generator.integers(0, 2, count, dtype=np.uint8)).view(torch.bool)
+        return torch.from_numpy(generator.integers(0, 2, count, dtype=np.uint8)).view(
+            torch.bool
+        )
     if kind == "int":
         info = torch.iinfo(torch_dtype)
         low, high = info.min, info.max
@@ -107,7 +111,9 @@ def draw_numbers(dtype: str, op: str, count: int, *seed: int) -> torch.Tensor:
         if op == "PRODUCT":
             values = generator.uniform(0.5, 2.0, count) * generator.choice([-1.0, 1.0], count)
         else:
-            values = generator.standard_normal(count) * generator.choice([1e-3, 1.0, 1e3], count)
+            values = generator.standard_normal(count) * generator.choice(
+                [1e-3, 1.0, 1e3], count
+            )
         return torch.from_numpy(values).to(torch_dtype)
     if op == "PRODUCT":
         values = generator.choice([-1.5, -1.0, 0.5, 1.0, 1.5], count)

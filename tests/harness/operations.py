@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness.worker import Failure, Me
 
-from reference import OPS, check, factor, same_bits
-from tensors import DTYPES, Laid, bits, carrier, draw_bits, draw_numbers, fits, lay
+from harness.reference import OPS, check, factor, same_bits
+from harness.tensors import DTYPES, Laid, bits, carrier, draw_bits, draw_numbers, fits, lay
+from harness.worker import Failure, Me
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,16 @@ class Call:
             assert work.wait() is True, f"{work!r}.wait() did not return True"
             assert work.is_completed(), f"{work!r} has been waited for and is not completed"
 
-    def reduced(self, got: torch.Tensor, piece: int = 0, count: int | None = None) -> str | None:
+    def reduced(
+        self, got: torch.Tensor, piece: int = 0, count: int | None = None
+    ) -> str | None:
         """Checks a tensor that must be the reduction of all ranks' `piece`."""
         parts = [self.data(rank, piece, count) for rank in range(self.world)]
         return check(self.case.op, self.case.dtype, got, parts)
 
-    def moved(self, got: torch.Tensor, rank: int, piece: int = 0, count: int | None = None) -> str | None:
+    def moved(
+        self, got: torch.Tensor, rank: int, piece: int = 0, count: int | None = None
+    ) -> str | None:
         """Checks a tensor that must be what `rank` brought as its `piece`."""
         return same_bits(got, self.data(rank, piece, count))
 
@@ -184,7 +188,9 @@ def all_reduce_coalesced(call: Call) -> Iterator[Check]:
     tensors = [call.inout(piece) for piece in range(3)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        work = dist.all_reduce_coalesced(tensors, call.reduce_op, async_op=call.case.asynchronous)
+        work = dist.all_reduce_coalesced(
+            tensors, call.reduce_op, async_op=call.case.asynchronous
+        )
     call.end(work)
     for piece, tensor in enumerate(tensors):
         yield f"tensor {piece}", call.reduced(tensor, piece)
@@ -273,7 +279,9 @@ def gather_single(call: Call) -> Iterator[Check]:
     output = None
     if call.rank == call.root:
         output = call.flat_room(call.world * call.case.count)
-    call.end(dist.gather_single(call.bring(), output, call.root, async_op=call.case.asynchronous))
+    call.end(
+        dist.gather_single(call.bring(), output, call.root, async_op=call.case.asynchronous)
+    )
     if output is not None and output.numel():
         for rank, part in enumerate(output.view(call.world, -1)):
             yield f"part {rank}", call.moved(part, rank)
@@ -311,7 +319,9 @@ def reduce_scatter_uneven(call: Call) -> Iterator[Check]:
 @operation(reduces=True)
 def reduce_scatter_single(call: Call) -> Iterator[Check]:
     pieces = [call.data(call.rank, piece) for piece in range(call.world)]
-    source = call._lay(torch.cat([bits(p) for p in pieces]).view(DTYPES[call.case.dtype]), False)
+    source = call._lay(
+        torch.cat([bits(p) for p in pieces]).view(DTYPES[call.case.dtype]), False
+    )
     output = call.room()
     work = dist.reduce_scatter_single(
         output, source, call.reduce_op, async_op=call.case.asynchronous
@@ -396,10 +406,17 @@ def send_recv(call: Call) -> Iterator[Check]:
 def batch_isend_irecv(call: Call) -> Iterator[Check]:
     peers = [peer for peer in range(call.world) if peer != call.rank]
     incoming = [call.room() for _ in peers]
-    works = dist.batch_isend_irecv(
-        [dist.P2POp(dist.irecv, tensor, peer) for tensor, peer in zip(incoming, peers, strict=True)]
-        + [dist.P2POp(dist.isend, call.bring(peer), peer) for peer in peers]
-    ) if peers else []
+    works = (
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.irecv, tensor, peer)
+                for tensor, peer in zip(incoming, peers, strict=True)
+            ]
+            + [dist.P2POp(dist.isend, call.bring(peer), peer) for peer in peers]
+        )
+        if peers
+        else []
+    )
     for work in works:
         work.wait()
     for tensor, peer in zip(incoming, peers, strict=True):
@@ -411,7 +428,7 @@ def run_case(case: Case, rank: int, world: int) -> Result:
     call = Call(case, rank, world)
     try:
         checks = list(OPERATIONS[case.operation].run(call))
-    except Exception as error:  # noqa: BLE001  (an error is a result)
+    except Exception as error:
         return Result(failure=Failure.of(error))
     for laid in call.made:
         if laid.spilled():
@@ -436,4 +453,21 @@ def run_table(me: Me, cases: Sequence[Case]) -> list[Result]:
     return results
 
 
-__all__ = ["OPERATIONS", "OPS", "Case", "Result", "run_case", "run_table"]
+def problems(cases: Sequence[Case], outcomes: Sequence[Any]) -> list[str]:
+    """What was wrong in a table that ranks have run, line by line."""
+    found = [str(outcome) for outcome in outcomes if not outcome.ok]
+    if found:
+        return found
+    for number, case in enumerate(cases):
+        results = [o.value[number] if number < len(o.value) else None for o in outcomes]
+        for rank, result in enumerate(results):
+            if result and (result.wrong or result.failure):
+                found.append(f"{case} rank {rank}: {result.wrong or result.failure}")
+        if len({result.digest for result in results if result}) > 1:
+            found.append(f"{case}: ranks have different bits")
+        if any(result is None or result.failure for result in results):
+            break
+    return found
+
+
+__all__ = ["OPERATIONS", "OPS", "Case", "Result", "problems", "run_case", "run_table"]
