@@ -12,6 +12,7 @@ pub mod op;
 pub mod reduce;
 pub mod schedule;
 pub mod signature;
+pub mod sim;
 
 pub use dtype::DType;
 pub use op::{Kind, ReduceKind, ReduceOp};

@@ -1,6 +1,7 @@
-use super::Algorithm;
+use super::cost::Formula;
 use super::ring::Lane;
 use super::timeline::{Clock, Timeline};
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -150,5 +151,19 @@ impl Algorithm for Bucket {
             }
         }
         timeline.into_plan(0)
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let colours = self.colours.len() as f64;
+        let mut share = request.counts[0] as f64 * formula.element / colours;
+        let mut seconds = 0.0;
+        for dimension in self.dimensions(self.colours[0]) {
+            let side = f64::from(self.sides[dimension]);
+            share /= side;
+            seconds += formula.rounds(side - 1.0, colours, share, colours)
+                + formula.rounds(side - 1.0, colours, share, 0.0);
+        }
+        seconds
     }
 }

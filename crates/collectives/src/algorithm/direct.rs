@@ -1,4 +1,5 @@
-use super::Algorithm;
+use super::cost::Formula;
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -63,6 +64,27 @@ impl Algorithm for Direct {
         }
         part.plan
     }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let pieces = request.pieces();
+        let piece = pieces.largest() as f64 * formula.element;
+        let whole = pieces.total() as f64 * formula.element;
+        let peers = f64::from(request.ranks - 1);
+        match request.kind {
+            Kind::Barrier => formula.signals(1.0, peers),
+            Kind::MonitoredBarrier => formula.signals(1.0, 1.0) + formula.signals(1.0, peers),
+            // Both halves run at the same time, one round apart.
+            Kind::AllReduce => formula.halves(peers, piece, peers),
+            Kind::ReduceScatter => formula.rounds(1.0, peers, piece, peers),
+            Kind::AllGather | Kind::AllToAll => formula.rounds(1.0, peers, piece, 0.0),
+            Kind::Broadcast => formula.tree(1.0, peers, peers, whole, 0.0),
+            Kind::Scatter => formula.tree(1.0, peers, peers, piece, 0.0),
+            Kind::Reduce => formula.collect(peers, whole, peers),
+            Kind::Gather => formula.collect(peers, piece, 0.0),
+            Kind::Send | Kind::Recv => 0.0,
+        }
+    }
 }
 
 struct Part<'a> {
@@ -99,10 +121,7 @@ impl Part<'_> {
 
     /// Part `round` of a chunk.
     fn cut(&self, chunk: Chunk, round: u64) -> Chunk {
-        chunk.part(
-            round.saturating_mul(self.request.max_message),
-            self.request.max_message,
-        )
+        chunk.cut(round, self.request.max_message)
     }
 
     /// Rounds for a chunk of `count` elements.
@@ -278,7 +297,7 @@ impl Part<'_> {
     fn reduce(&mut self) {
         let whole = self.whole();
         if self.rank != self.request.root {
-            for part in whole.parts(self.request.max_message) {
+            for part in whole.cuts(self.request.max_message) {
                 self.plan.send(self.request.root, part);
             }
             return;

@@ -1,4 +1,5 @@
-use super::Algorithm;
+use super::cost::Formula;
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{RankPlan, Request};
 
@@ -30,5 +31,10 @@ impl Algorithm for Dissemination {
             plan.await_signal((rank + ranks - distance) % ranks);
         }
         plan
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let rounds = request.ranks.next_power_of_two().ilog2();
+        Formula::new(request, model, transport).signals(rounds.into(), 1.0)
     }
 }

@@ -1,5 +1,6 @@
-use super::Algorithm;
+use super::cost::Formula;
 use super::timeline::{Clock, Timeline};
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -68,6 +69,14 @@ impl Fold {
     /// past the last rank.
     pub(super) fn rank(&self, number: u32) -> u32 {
         number + number.min(self.extra)
+    }
+
+    /// Seconds to fold `bytes` in and out.
+    fn cost(&self, formula: &Formula, bytes: f64) -> f64 {
+        match self.extra {
+            0 => 0.0,
+            _ => formula.rounds(1.0, 1.0, bytes, 1.0) + formula.rounds(1.0, 1.0, bytes, 0.0),
+        }
     }
 
     /// The other rank of a pair.
@@ -198,6 +207,19 @@ pub(super) fn butterfly_ticks(request: &Request) -> u64 {
     2 * cuts * 64
 }
 
+/// Seconds of a folded halving and doubling.
+pub(super) fn butterfly_cost(request: &Request, formula: &Formula) -> f64 {
+    let whole = request.counts[0] as f64 * formula.element;
+    let fold = Fold::new(request.ranks);
+    let levels: f64 = (1..=fold.levels)
+        .map(|level| {
+            let bytes = whole / f64::from(1u32 << level);
+            formula.rounds(1.0, 1.0, bytes, 1.0) + formula.rounds(1.0, 1.0, bytes, 0.0)
+        })
+        .sum();
+    levels + fold.cost(formula, whole)
+}
+
 impl Algorithm for HalvingDoubling {
     fn name(&self) -> &'static str {
         "halving_doubling"
@@ -228,6 +250,29 @@ impl Algorithm for HalvingDoubling {
             Kind::AllGather => all_gather(request, rank),
             _ => reduce_scatter(request, rank),
         }
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        if request.kind == Kind::AllReduce {
+            return butterfly_cost(request, &formula);
+        }
+        let pieces = request.pieces();
+        let fold = Fold::new(request.ranks);
+        let reduced = if request.is_reduction() { 1.0 } else { 0.0 };
+        let piece = pieces.largest() as f64 * formula.element;
+        let levels: f64 = (0..fold.levels)
+            .map(|level| {
+                let bytes = largest_block(&pieces, fold, 1 << level) as f64 * formula.element;
+                formula.rounds(1.0, 1.0, bytes, reduced)
+            })
+            .sum();
+        let whole = pieces.total() as f64 * formula.element;
+        let folded = match fold.extra {
+            0 => 0.0,
+            _ => formula.rounds(1.0, 1.0, whole, reduced) + formula.rounds(1.0, 1.0, piece, 0.0),
+        };
+        levels + folded + formula.copy(piece)
     }
 }
 
@@ -417,5 +462,12 @@ impl Algorithm for RecursiveDoubling {
             end
         };
         folded_all_reduce(request, rank, body, clock(0).end(levels))
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let whole = request.counts[0] as f64 * formula.element;
+        let fold = Fold::new(request.ranks);
+        formula.rounds(fold.levels.into(), 1.0, whole, 1.0) + fold.cost(&formula, whole)
     }
 }

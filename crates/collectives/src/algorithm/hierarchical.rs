@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::Algorithm;
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request, Step};
 
@@ -23,8 +23,13 @@ use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request, Step};
 #[derive(Clone, Debug)]
 pub struct Hierarchical {
     groups: Arc<[Vec<u32>]>,
+    /// The group of each rank and its number in it; empty where the groups do not name every
+    /// rank once.
+    places: Arc<[(u32, u32)]>,
     inner: Arc<dyn Algorithm>,
     outer: Arc<dyn Algorithm>,
+    transports: (Transport, Transport),
+    sharing: u32,
 }
 
 impl Hierarchical {
@@ -35,10 +40,31 @@ impl Hierarchical {
         inner: Arc<dyn Algorithm>,
         outer: Arc<dyn Algorithm>,
     ) -> Hierarchical {
+        let groups = groups.into();
         Hierarchical {
-            groups: groups.into(),
+            places: places(&groups).into(),
+            groups,
             inner,
             outer,
+            transports: (Transport::Local, Transport::Network),
+            sharing: 1,
+        }
+    }
+
+    /// For the cost: how ranks of a group and how groups reach each other. Else local, and
+    /// over the network.
+    pub fn over(self, inside: Transport, across: Transport) -> Hierarchical {
+        Hierarchical {
+            transports: (inside, across),
+            ..self
+        }
+    }
+
+    /// For the cost: how many ranks of a group share one port to the other groups. Else 1.
+    pub fn sharing(self, ranks: u32) -> Hierarchical {
+        Hierarchical {
+            sharing: ranks.max(1),
+            ..self
         }
     }
 
@@ -85,11 +111,9 @@ impl Algorithm for Hierarchical {
     }
 
     fn supports(&self, request: &Request) -> bool {
-        let mut ranks: Vec<u32> = self.groups.iter().flatten().copied().collect();
-        ranks.sort_unstable();
         request.kind == Kind::AllReduce
+            && self.places.len() == request.ranks as usize
             && self.shards() > 0
-            && ranks.iter().copied().eq(0..request.ranks)
             && self.outer.supports(&self.across(request, 0))
             && self.groups.iter().all(|group| {
                 self.inner
@@ -100,17 +124,9 @@ impl Algorithm for Hierarchical {
             })
     }
 
-    fn rounds_once(&self) -> bool {
-        false
-    }
-
     fn steps(&self, request: &Request, rank: u32) -> RankPlan {
-        let (group, member) = self
-            .groups
-            .iter()
-            .find_map(|group| Some((group, group.iter().position(|&each| each == rank)?)))
-            .expect("a supported request has every rank in a group");
-        let shard = member as u32;
+        let (number, shard) = self.places[rank as usize];
+        let group = &self.groups[number as usize];
         let count = match shard < self.shards() {
             true => Pieces::split(request.counts[0], self.shards()).count(shard),
             false => 0,
@@ -183,13 +199,8 @@ impl Algorithm for Hierarchical {
             false,
         );
         if count > 0 {
-            let number = self
-                .groups
-                .iter()
-                .position(|each| std::ptr::eq(each, group));
-            let number = number.expect("the group is one of them") as u32;
             let part = self.outer.steps(&self.across(request, shard), number);
-            let to_group = |number: u32| self.groups[number as usize][member];
+            let to_group = |number: u32| self.groups[number as usize][shard as usize];
             add(part, &to_group, Buffer::Output, Buffer::Scratch, true);
         }
         add(
@@ -200,5 +211,59 @@ impl Algorithm for Hierarchical {
             false,
         );
         plan
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, _: Transport) -> f64 {
+        let members = self.groups.iter().map(Vec::len).max().unwrap_or(0);
+        let (inside, across) = self.transports;
+        let port = SharedPort {
+            model,
+            sharing: f64::from(self.sharing),
+        };
+        let inner = |kind| {
+            self.inner
+                .cost(&self.inside(request, kind, members), model, inside)
+        };
+        inner(Kind::ReduceScatter)
+            + self.outer.cost(&self.across(request, 0), &port, across)
+            + inner(Kind::AllGather)
+    }
+}
+
+fn places(groups: &[Vec<u32>]) -> Vec<(u32, u32)> {
+    let ranks = groups.iter().map(Vec::len).sum();
+    let mut places = vec![None; ranks];
+    for (number, group) in groups.iter().enumerate() {
+        for (member, &rank) in group.iter().enumerate() {
+            match places.get_mut(rank as usize) {
+                Some(free @ None) => *free = Some((number as u32, member as u32)),
+                _ => return Vec::new(),
+            }
+        }
+    }
+    places.into_iter().flatten().collect()
+}
+
+/// A model in which a rank has its part of a port.
+struct SharedPort<'a> {
+    model: &'a dyn CostModel,
+    sharing: f64,
+}
+
+impl CostModel for SharedPort<'_> {
+    fn alpha(&self, transport: Transport) -> f64 {
+        self.model.alpha(transport)
+    }
+
+    fn beta(&self, transport: Transport) -> f64 {
+        self.model.beta(transport) * self.sharing
+    }
+
+    fn overhead(&self, transport: Transport) -> f64 {
+        self.model.overhead(transport)
+    }
+
+    fn gamma(&self, transport: Transport) -> f64 {
+        self.model.gamma(transport)
     }
 }

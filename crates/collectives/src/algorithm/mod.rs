@@ -5,24 +5,31 @@
 //! the parts of all ranks, for the verifier, the simulator and tests.
 
 mod bucket;
+mod cost;
 mod direct;
 mod dissemination;
 mod halving_doubling;
 mod hierarchical;
+mod one_shot;
+mod order;
 mod pairwise;
 mod pat;
+mod reordered;
 mod ring;
 mod swing;
 mod timeline;
 mod tree;
 
 pub use bucket::Bucket;
+pub use cost::{Constants, CostModel, Figures, Transport};
 pub use direct::Direct;
 pub use dissemination::Dissemination;
 pub use halving_doubling::{HalvingDoubling, RecursiveDoubling};
 pub use hierarchical::Hierarchical;
+pub use one_shot::OneShot;
 pub use pairwise::Pairwise;
 pub use pat::Pat;
+pub use reordered::Reordered;
 pub use ring::Ring;
 pub use swing::Swing;
 pub use tree::{Binomial, DoubleBinaryTree};
@@ -45,6 +52,10 @@ pub trait Algorithm: std::fmt::Debug + Send + Sync {
 
     /// The part of `rank` in a request that it [`supports`](Algorithm::supports).
     fn steps(&self, request: &Request, rank: u32) -> RankPlan;
+
+    /// Predicted seconds for a request that it supports, on ranks with one port each way and all
+    /// equally near. Uneven pieces count as if all were as large as the largest.
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64;
 }
 
 /// A request that an algorithm does not plan.
@@ -78,7 +89,7 @@ pub fn plan_rank(
     request: &Request,
     rank: u32,
 ) -> Result<RankPlan, PlanError> {
-    supported(algorithm, request)?;
+    check(algorithm, request)?;
     if rank >= request.ranks {
         return Err(PlanError::Rank {
             rank,
@@ -90,7 +101,7 @@ pub fn plan_rank(
 
 /// The parts of all ranks.
 pub fn plan(algorithm: &dyn Algorithm, request: &Request) -> Result<Schedule, PlanError> {
-    supported(algorithm, request)?;
+    check(algorithm, request)?;
     let parts = (0..request.ranks).map(|rank| algorithm.steps(request, rank));
     let (scratch, steps) = parts.map(|part| (part.scratch, part.steps)).unzip();
     Ok(Schedule {
@@ -100,7 +111,8 @@ pub fn plan(algorithm: &dyn Algorithm, request: &Request) -> Result<Schedule, Pl
     })
 }
 
-fn supported(algorithm: &dyn Algorithm, request: &Request) -> Result<(), PlanError> {
+/// Whether `algorithm` can plan `request`.
+pub fn check(algorithm: &dyn Algorithm, request: &Request) -> Result<(), PlanError> {
     request.check()?;
     if algorithm.supports(request) {
         return Ok(());

@@ -1,5 +1,6 @@
-use super::Algorithm;
+use super::cost::Formula;
 use super::timeline::{Clock, Timeline};
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, RankPlan, Request};
 
@@ -28,7 +29,6 @@ impl Algorithm for Pairwise {
         let piece = |buffer, of: u32| Chunk::new(buffer, pieces.range(of..of + 1));
         let clock = Clock::new(0, pieces.largest(), request.max_message);
         let mut timeline = Timeline::default();
-        timeline.copy(0, piece(Buffer::Input, rank), piece(Buffer::Output, rank));
         for round in 1..ranks {
             let (to, from) = ((rank + round) % ranks, (rank + ranks - round) % ranks);
             for message in clock.messages(u64::from(round - 1), piece(Buffer::Input, to)) {
@@ -38,6 +38,13 @@ impl Algorithm for Pairwise {
                 timeline.recv(message.received, from, message.part);
             }
         }
+        timeline.copy_meanwhile(0, piece(Buffer::Input, rank), piece(Buffer::Output, rank));
         timeline.into_plan(0)
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let piece = request.counts[0] as f64 * formula.element;
+        formula.rounds(f64::from(request.ranks - 1), 1.0, piece, 0.0)
     }
 }

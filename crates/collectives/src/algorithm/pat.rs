@@ -1,5 +1,6 @@
-use super::Algorithm;
+use super::cost::Formula;
 use super::timeline::{Clock, Timeline};
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -43,6 +44,30 @@ impl Algorithm for Pat {
             (_, true) => part.reduce_scatter_packed(),
             (_, false) => part.reduce_scatter(),
         }
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let pieces = request.pieces();
+        let piece = pieces.largest() as f64 * formula.element;
+        let ranks = request.ranks;
+        let reduced = if request.is_reduction() { 1.0 } else { 0.0 };
+        if pieces.total() > request.max_message {
+            return match request.kind {
+                Kind::AllGather => (0..ranks.next_power_of_two().ilog2())
+                    .map(|level| (ranks - (1 << level)).div_ceil(2 << level))
+                    .map(|places| formula.rounds(f64::from(places), 1.0, piece, 0.0))
+                    .sum(),
+                _ => formula.rounds(f64::from(ranks - 1), 1.0, piece, 1.0),
+            };
+        }
+        (0..ranks.next_power_of_two().ilog2())
+            .map(|level| (ranks - (1 << level)).div_ceil(2 << level))
+            .map(|places| {
+                let bytes = f64::from(places) * piece;
+                formula.rounds(1.0, 1.0, bytes, reduced) + formula.copy(2.0 * bytes)
+            })
+            .sum()
     }
 }
 
@@ -138,13 +163,15 @@ impl Part<'_> {
     fn all_gather(&self) -> RankPlan {
         let mut timeline = Timeline::default();
         let mut start = 0;
-        timeline.copy(0, self.own(Buffer::Input), self.piece(Buffer::Output, 0));
+        let source = |place| match place {
+            0 => self.own(Buffer::Input),
+            _ => self.piece(Buffer::Output, place),
+        };
         for distance in self.distances() {
             let clock = Clock::new(start, self.pieces.largest(), self.request.max_message);
             let mut rounds = 0;
             for place in self.places(distance) {
-                for message in clock.messages(rounds, self.piece(Buffer::Output, place - distance))
-                {
+                for message in clock.messages(rounds, source(place - distance)) {
                     timeline.send(message.sent, self.after(distance), message.part);
                 }
                 for message in clock.messages(rounds, self.piece(Buffer::Output, place)) {
@@ -154,6 +181,7 @@ impl Part<'_> {
             }
             start = clock.end(rounds);
         }
+        timeline.copy_meanwhile(0, self.own(Buffer::Input), self.piece(Buffer::Output, 0));
         timeline.into_plan(0)
     }
 
@@ -228,7 +256,7 @@ impl Part<'_> {
             let from = self.after(distance);
             for message in clock.messages(round, sum(above)) {
                 if distance == 1 {
-                    let skip = message.number * self.request.max_message;
+                    let skip = message.part.offset - sum(above).offset;
                     let input = input.part(skip, message.part.count);
                     timeline.recv(message.received, from, message.part);
                     timeline.reduce(message.received, message.part, vec![message.part, input]);

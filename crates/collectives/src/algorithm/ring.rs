@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
-use super::Algorithm;
+use super::cost::Formula;
+use super::order::Order;
 use super::timeline::{Clock, Timeline};
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -24,7 +26,7 @@ use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 /// Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
 #[derive(Clone, Debug, Default)]
 pub struct Ring {
-    order: Option<Arc<[u32]>>,
+    order: Option<Order>,
     both_ways: bool,
 }
 
@@ -46,44 +48,37 @@ impl Ring {
     /// of ranks are not supported.
     pub fn along(self, order: impl Into<Arc<[u32]>>) -> Ring {
         Ring {
-            order: Some(order.into()),
+            order: Some(Order::new(order.into())),
             ..self
         }
     }
 
     /// The lanes of `rank`.
     fn lanes(&self, ranks: u32, rank: u32) -> Vec<Lane> {
-        let at = |position: u32| {
-            self.order
-                .as_ref()
-                .map_or(position, |order| order[position as usize])
-        };
-        let position = match &self.order {
-            None => rank,
-            Some(order) => order
-                .iter()
-                .position(|&each| each == rank)
-                .map_or(0, |p| p as u32),
-        };
-        let after = at((position + 1) % ranks);
-        let before = at((position + ranks - 1) % ranks);
-        let mut lanes = vec![Lane {
+        let at = |position: u32| self.rank_at(0, ranks, position);
+        let position = self.order.as_ref().map_or(rank, |order| order.place(rank));
+        let next = at((position + 1) % ranks);
+        let previous = at((position + ranks - 1) % ranks);
+        let forward = Lane {
             ranks,
             position,
-            next: after,
-            previous: before,
-        }];
+            next,
+            previous,
+        };
         // Both ways are one between two ranks.
-        if self.both_ways && ranks > 2 {
-            let position = ranks - 1 - position;
-            lanes.push(Lane {
+        if !self.both_ways || ranks <= 2 {
+            return vec![forward];
+        }
+        let position = ranks - 1 - position;
+        vec![
+            forward,
+            Lane {
                 ranks,
                 position,
-                next: before,
-                previous: after,
-            });
-        }
-        lanes
+                next: previous,
+                previous: next,
+            },
+        ]
     }
 
     /// The rank at a lane's position.
@@ -95,7 +90,7 @@ impl Ring {
         };
         self.order
             .as_ref()
-            .map_or(position, |order| order[position as usize])
+            .map_or(position, |order| order.rank(position))
     }
 }
 
@@ -115,7 +110,7 @@ impl Algorithm for Ring {
         ) && self
             .order
             .as_ref()
-            .is_none_or(|order| is_permutation(order, request.ranks))
+            .is_none_or(|order| order.fits(request.ranks))
     }
 
     fn steps(&self, request: &Request, rank: u32) -> RankPlan {
@@ -161,8 +156,8 @@ impl Algorithm for Ring {
                             output(position)
                         }
                     };
-                    timeline.copy(0, own, output(lane.position));
                     lane.all_gather(&mut timeline, clock, 0, source, output);
+                    timeline.copy_meanwhile(0, own, output(lane.position));
                 }
                 _ => {
                     let slots = Slots {
@@ -185,16 +180,24 @@ impl Algorithm for Ring {
         }
         timeline.into_plan(scratch)
     }
-}
 
-/// Whether `order` names every rank below `ranks` once.
-pub(super) fn is_permutation(order: &[u32], ranks: u32) -> bool {
-    let mut seen = vec![false; ranks as usize];
-    order.len() == ranks as usize
-        && order.iter().all(|&rank| {
-            seen.get_mut(rank as usize)
-                .is_some_and(|seen| !std::mem::replace(seen, true))
-        })
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let lanes = if self.both_ways && request.ranks > 2 {
+            2.0
+        } else {
+            1.0
+        };
+        let piece = request.pieces().largest() as f64 * formula.element / lanes;
+        let rounds = f64::from(request.ranks - 1);
+        let reduce_scatter = formula.rounds(rounds, lanes, piece, lanes);
+        let all_gather = formula.rounds(rounds, lanes, piece, 0.0);
+        match request.kind {
+            Kind::AllReduce => reduce_scatter + all_gather,
+            Kind::AllGather => all_gather,
+            _ => reduce_scatter,
+        }
+    }
 }
 
 /// A rank's place on a ring in one direction.

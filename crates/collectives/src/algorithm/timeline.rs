@@ -38,6 +38,11 @@ impl Timeline {
         self.push(at, Order::Local, dst, Step::Copy { src, dst });
     }
 
+    /// Copies once the sends before it, at the same tick, are under way.
+    pub(super) fn copy_meanwhile(&mut self, at: u64, src: Chunk, dst: Chunk) {
+        self.push(at, Order::Send, dst, Step::Copy { src, dst });
+    }
+
     pub(super) fn finish(&mut self, at: u64, chunk: Chunk) {
         self.push(at, Order::Local, chunk, Step::Finish { chunk });
     }
@@ -121,7 +126,7 @@ impl Clock {
         } = *self;
         let flight = (1 + lead) * tick;
         chunk
-            .parts(max_message)
+            .cuts(max_message)
             .enumerate()
             .map(move |(number, part)| {
                 let number = number as u64;

@@ -1,5 +1,6 @@
-use super::Algorithm;
+use super::cost::Formula;
 use super::timeline::Timeline;
+use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -37,6 +38,9 @@ pub struct Binomial;
 /// for full bandwidth broadcast, reduction and scan", Parallel Computing 2009.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DoubleBinaryTree;
+
+/// Ticks from a message's start to its receipt: so many messages of a pair may be on their way.
+const FLIGHT: u64 = 2;
 
 /// A rank's place in a tree.
 struct Node {
@@ -124,6 +128,18 @@ impl Node {
         u64::from(u32::BITS - count.leading_zeros())
     }
 
+    /// Hops from the top to the last rank that a message reaches, and how many messages leave
+    /// the ports on its way.
+    fn longest_way(count: u32) -> (f64, f64) {
+        let hops = f64::from(count.ilog2());
+        let full = if (count + 1).is_power_of_two() {
+            0.0
+        } else {
+            1.0
+        };
+        (hops, 2.0 * hops - full)
+    }
+
     /// The same tree under one more rank, `root`, as the only parent of its top.
     fn under(mut self, root: u32) -> Node {
         self.parent.get_or_insert(root);
@@ -135,8 +151,8 @@ impl Node {
     /// Passes the messages of `chunk` from the parent to the children; message k is at the root
     /// at tick `start + k`.
     fn pass_down(&self, timeline: &mut Timeline, start: u64, chunk: Chunk, max_message: u64) {
-        for (number, part) in chunk.parts(max_message).enumerate() {
-            let at = start + number as u64 + self.depth;
+        for (number, part) in chunk.cuts(max_message).enumerate() {
+            let at = start + number as u64 + FLIGHT * self.depth;
             if let Some(parent) = self.parent {
                 timeline.recv(at, parent, part);
             }
@@ -147,10 +163,10 @@ impl Node {
     }
 
     /// Reduces in place what the children send, and sends it on; message k is at the root
-    /// at tick `k + height`.
+    /// at tick `k + FLIGHT height`.
     fn pass_up_in_place(&self, timeline: &mut Timeline, chunk: Chunk, max_message: u64) {
-        for (number, part) in chunk.parts(max_message).enumerate() {
-            let at = number as u64 + self.height - self.depth;
+        for (number, part) in chunk.cuts(max_message).enumerate() {
+            let at = number as u64 + FLIGHT * (self.height - self.depth);
             for &child in self.children.iter().rev() {
                 timeline.recv_reduce(at, child, part);
             }
@@ -173,8 +189,8 @@ impl Node {
         let size = chunk.count.min(max_message);
         // For each of two messages, one slot for each child and one for the sum.
         let slots = self.children.len() as u64 + 1;
-        for (number, part) in chunk.parts(max_message).enumerate() {
-            let at = number as u64 + self.height - self.depth;
+        for (number, part) in chunk.cuts(max_message).enumerate() {
+            let at = number as u64 + FLIGHT * (self.height - self.depth);
             let slot = |index: u64| {
                 let start = scratch + (number as u64 % 2 * slots + index) * size;
                 Chunk::new(Buffer::Scratch, start..start + part.count)
@@ -234,10 +250,23 @@ impl Algorithm for Binomial {
             Kind::Reduce => scratch = node.pass_up(&mut timeline, whole, max, 0),
             _ => {
                 node.pass_up_in_place(&mut timeline, whole, max);
-                node.pass_down(&mut timeline, node.height, whole, max);
+                node.pass_down(&mut timeline, FLIGHT * node.height, whole, max);
             }
         }
         timeline.into_plan(scratch)
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let whole = request.counts[0] as f64 * formula.element;
+        let hops = f64::from(request.ranks.ilog2());
+        let children = f64::from(request.ranks.next_power_of_two().ilog2());
+        match request.kind {
+            Kind::Broadcast => formula.tree(hops, children, children, whole, 0.0),
+            Kind::Reduce => formula.tree(hops, children, children, whole, children),
+            // Up and down use different ports.
+            _ => formula.tree(2.0 * hops, 2.0 * children, children, whole, children),
+        }
     }
 }
 
@@ -268,7 +297,7 @@ impl Algorithm for DoubleBinaryTree {
             if request.kind == Kind::AllReduce {
                 let node = Node::of_two(which, ranks, rank, |number| number);
                 node.pass_up_in_place(&mut timeline, share, max_message);
-                node.pass_down(&mut timeline, node.height, share, max_message);
+                node.pass_down(&mut timeline, FLIGHT * node.height, share, max_message);
                 continue;
             }
             // The trees span all ranks but the root.
@@ -293,5 +322,25 @@ impl Algorithm for DoubleBinaryTree {
             }
         }
         timeline.into_plan(scratch)
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let half = request.counts[0] as f64 * formula.element / 2.0;
+        if request.ranks == 1 {
+            return 0.0;
+        }
+        // The busiest rank has children in one tree and none in the other. On the longest way a
+        // rank sends to its second child, but where the last level is not full one to its first.
+        let (hops, sends) = match request.kind {
+            Kind::AllReduce => Node::longest_way(request.ranks),
+            _ => Node::longest_way(request.ranks - 1),
+        };
+        match request.kind {
+            Kind::AllReduce if request.ranks == 2 => formula.tree(2.0, 2.0, 2.0, half, 1.0),
+            Kind::AllReduce => formula.tree(2.0 * hops, 2.0 * sends, 4.0, half, 2.0),
+            Kind::Reduce => formula.tree(hops + 1.0, sends + 2.0, 2.0, half, 2.0),
+            _ => formula.tree(hops + 1.0, sends + 2.0, 2.0, half, 0.0),
+        }
     }
 }

@@ -53,9 +53,22 @@ impl Chunk {
         }
     }
 
-    /// The parts of at most `limit` elements that make up the chunk; none for an empty one.
-    pub fn parts(self, limit: u64) -> impl Iterator<Item = Chunk> {
-        (0..self.count.div_ceil(limit)).map(move |index| self.part(index * limit, limit))
+    /// Part `index` of the fewest parts of at most `limit` elements that differ by no more than
+    /// one; empty past the last.
+    pub fn cut(&self, index: u64, limit: u64) -> Chunk {
+        let parts = self.count.div_ceil(limit);
+        if index >= parts {
+            return self.part(self.count, 0);
+        }
+        // The quotient is at most `count`.
+        let bound =
+            |index: u64| (u128::from(self.count) * u128::from(index) / u128::from(parts)) as u64;
+        self.part(bound(index), bound(index + 1) - bound(index))
+    }
+
+    /// All of these parts; none for an empty chunk.
+    pub fn cuts(self, limit: u64) -> impl Iterator<Item = Chunk> {
+        (0..self.count.div_ceil(limit)).map(move |index| self.cut(index, limit))
     }
 
     /// Whether both have an element in common.
