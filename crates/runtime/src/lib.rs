@@ -11,6 +11,8 @@ mod engine;
 mod error;
 pub mod executor;
 mod fabric;
+#[doc(hidden)]
+pub mod fuzz;
 mod link;
 mod operation;
 pub mod pjrt;
@@ -19,7 +21,7 @@ mod stats;
 pub mod store;
 mod sync;
 mod transport;
-pub mod wire;
+mod wire;
 mod world;
 
 pub use call::{Call, Pieces, Segment};
