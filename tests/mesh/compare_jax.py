@@ -3,17 +3,14 @@
 ``python tests/mesh/compare_jax.py`` prints a table: for each topology, mesh and traffic
 the modelled time of JAX's placement, of ours, and their ratio. JAX is asked first without and
 then with ``allow_split_physical_axes``; the better answer counts. Both placements
-are scored by the same model (``tpu_dist_mesh::assign::evaluate``).
+are scored by the same model (``Topology.evaluate``).
 """
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).resolve().parents[2]
+from tpu_dist.topology import Topology
+
 MIB = 1 << 20
 
 AR, AG, RS, A2A = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
@@ -64,7 +61,7 @@ CASES = [
     ("v6e:8x16", [16, 8], TP_FSDP, None),
     ("v6e:16x16", [64, 4], TP_FSDP, None),
     ("v6e:16x16", [4, 4, 16], rising(16, 32, 64), None),
-    ("v6e:16x16", [4, 8, 8], DP_EP + [[2, AR, 256 * MIB]], None),
+    ("v6e:16x16", [4, 8, 8], [*DP_EP, [2, AR, 256 * MIB]], None),
     ("v5p:2x2x2", [2, 4], rising(16, 64), None),
     ("v5p:2x2x2", [4, 2], rising(16, 64), None),
     ("v5p:4x4x4", [4, 4, 4], rising(16, 32, 64), None),
@@ -75,7 +72,7 @@ CASES = [
     ("v5p:4x4x8_twisted", [8, 16], DP_EP, None),
     ("v5p:4x8x8_twisted", [16, 16], TP_FSDP, None),
     ("v5p:8x8x8", [64, 8], TP_FSDP, None),
-    ("v5p:8x8x8", [8, 8, 8], DP_EP + [[2, AR, 256 * MIB]], None),
+    ("v5p:8x8x8", [8, 8, 8], [*DP_EP, [2, AR, 256 * MIB]], None),
     ("v5p:8x8x8", [2, 16, 16], rising(16, 32, 64), None),
     ("v5p:8x8x16", [4, 8, 32], rising(16, 32, 64), None),
     ("v7x:2x2x1", [4, 2], rising(16, 64), None),
@@ -95,16 +92,14 @@ CASES = [
 ]
 
 
-def ask(requests):
-    """Answers of the ``place`` example to a list of requests."""
-    command = ["cargo", "run", "-q", "--release", "-p", "tpu-dist-mesh", "--example", "place"]
-    lines = "".join(json.dumps(request) + "\n" for request in requests)
-    answers = subprocess.run(
-        command, input=lines, cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
-    if answers.returncode:
-        raise RuntimeError(answers.stderr)
-    return [json.loads(line) for line in answers.stdout.splitlines()]
+def score(case, order=None):
+    """Seconds of our placement of a case or, given device ids in order, of that order."""
+    name, shape, traffic, dcn_shape = case
+    topology = Topology(name)
+    if order is None:
+        return topology.place(shape, traffic, dcn_shape).seconds
+    rank_of = {device[0]: rank for rank, device in enumerate(topology.devices())}
+    return topology.evaluate(shape, [rank_of[id] for id in order], traffic).seconds
 
 
 def jax_orders(devices, shape, dcn_shape):
@@ -130,28 +125,14 @@ def jax_orders(devices, shape, dcn_shape):
     return orders, refusals
 
 
-def compare(cases, devices_of, ask=ask):
+def compare(cases=CASES):
     """One row a case: (topology, shape, JAX seconds or None, our seconds, JAX's refusals)."""
-    base = [
-        {"topology": topology, "shape": shape, "traffic": traffic, "dcn_shape": dcn}
-        for topology, shape, traffic, dcn in cases
-    ]
-    ours = ask(base)
-    theirs, requests = [], []
-    for request in base:
-        orders, refusals = jax_orders(
-            devices_of(request["topology"]), request["shape"], request["dcn_shape"]
-        )
-        theirs.append((len(orders), refusals))
-        requests += [{**request, "order": order} for order in orders]
-    scores = iter(ask(requests))
     rows = []
-    for request, our, (orders, refusals) in zip(base, ours, theirs, strict=True):
-        if "error" in our:
-            raise RuntimeError(f"{request}: {our['error']}")
-        times = [next(scores)["seconds"] for _ in range(orders)]
-        jax = min(times, default=None)
-        rows.append((request["topology"], request["shape"], jax, our["seconds"], refusals))
+    for case in cases:
+        name, shape, _, dcn_shape = case
+        orders, refusals = jax_orders(jax_devices(name), shape, dcn_shape)
+        theirs = min((score(case, order) for order in orders), default=None)
+        rows.append((name, shape, theirs, score(case), refusals))
     return rows
 
 
@@ -162,7 +143,9 @@ def table(rows):
         mesh = "x".join(map(str, shape))
         theirs, gain = ("-", "") if jax is None else (f"{jax * 1e6:.1f}", f"{jax / ours:.2f}")
         note = "" if not refusals else ("gives up" if jax is None else "splits only if told")
-        lines.append(f"{topology:22} {mesh:14} {theirs:>10} {ours * 1e6:>10.1f} {gain:>6} {note}")
+        lines.append(
+            f"{topology:22} {mesh:14} {theirs:>10} {ours * 1e6:>10.1f} {gain:>6} {note}"
+        )
     gains = [jax / ours for _, _, jax, ours, _ in rows if jax is not None]
     mean = math.exp(sum(map(math.log, gains)) / len(gains))
     better = sum(gain > 1 + 1e-9 for gain in gains)
@@ -173,8 +156,9 @@ def table(rows):
     return "\n".join(lines)
 
 
-def fake_devices(kind, rows):
-    """Stand-ins for JAX devices from (id, x, y, z, core, process, slice) rows."""
+def jax_devices(name):
+    """Stand-ins for JAX's devices of a topology; mesh_utils reads these attributes."""
+    topology = Topology(name)
     return [
         SimpleNamespace(
             id=id,
@@ -182,21 +166,12 @@ def fake_devices(kind, rows):
             core_on_chip=core,
             process_index=process,
             slice_index=slice,
-            device_kind=kind,
+            device_kind=topology.kind,
             platform="tpu",
         )
-        for id, x, y, z, core, process, slice in rows
+        for id, x, y, z, core, process, slice in topology.devices()
     ]
 
 
-def devices_of(topology):
-    """Devices of a topology by the binding."""
-    from tpu_dist import _C
-
-    job = _C.mesh.Topology(topology)
-    return fake_devices(job.kind, job.devices())
-
-
 if __name__ == "__main__":
-    print(table(compare(CASES, devices_of)))
-    sys.exit()
+    print(table(compare()))

@@ -252,9 +252,12 @@ impl Algorithm {
         }
     }
 
-    /// Seconds for `collective` of `bytes` over a group, or `None` where the algorithm does not do
-    /// it: `Ring` to `Direct` except `Bucket` and all-to-all take one dimension (of size above 1),
-    /// `Hierarchical` takes a switch and something else.
+    /// Seconds for `collective` of `bytes` over a group, or `None` where the algorithm does not
+    /// do it.
+    ///
+    /// `Direct` does everything on any group, `Bucket` all but all-to-all and permute within a
+    /// slice or between slices, `Hierarchical` the same on groups within and between slices.
+    /// The rings also go through several dimensions of a torus; the others take one dimension.
     pub fn seconds(
         self,
         collective: Collective,
@@ -285,10 +288,22 @@ impl Algorithm {
 
     /// Reduce-scatter or all-gather, which mirror each other.
     fn half(self, bytes: f64, dimensions: &[Dimension]) -> Option<f64> {
-        if self == Algorithm::Bucket {
-            return Some(bucket(bytes, dimensions));
+        let slices = dimensions
+            .iter()
+            .filter(|d| d.wiring == Wiring::Switch)
+            .count();
+        let mixed = slices > 0 && slices < dimensions.len();
+        match self {
+            Algorithm::Bucket => return (!mixed).then(|| bucket(bytes, dimensions)),
+            Algorithm::Hierarchical => return mixed.then(|| bucket(bytes, dimensions)),
+            Algorithm::Direct => return Some(all_to_all(bytes, dimensions)),
+            _ => {}
         }
-        let dimension = one(dimensions)?;
+        let through = match self {
+            Algorithm::Ring | Algorithm::BidirectionalRing => through_all(dimensions),
+            _ => one(dimensions).copied(),
+        };
+        let dimension = &through?;
         let size = f64::from(dimension.size);
         let power_of_two = dimension.size.is_power_of_two();
         let rounds = dimension.size.ilog2();
@@ -327,7 +342,6 @@ impl Algorithm {
                 }
                 Some(total)
             }
-            Algorithm::Direct => Some(all_to_all(bytes, dimensions)),
             _ => None,
         }
     }
@@ -385,6 +399,31 @@ fn one(dimensions: &[Dimension]) -> Option<&Dimension> {
         [dimension] => Some(dimension),
         _ => None,
     }
+}
+
+/// One ring through all members of a torus: a box of an even number of chips has one.
+fn through_all(dimensions: &[Dimension]) -> Option<Dimension> {
+    let (first, rest) = dimensions.split_first()?;
+    let torus = |d: &Dimension| d.wiring != Wiring::Switch && d.hop > 0.0;
+    if rest.is_empty() {
+        return Some(*first);
+    }
+    if !dimensions.iter().all(torus) || dimensions.iter().all(|d| !d.size.is_multiple_of(2)) {
+        return None;
+    }
+    Some(rest.iter().fold(
+        Dimension {
+            wiring: Wiring::Ring,
+            ..*first
+        },
+        |ring, d| Dimension {
+            size: ring.size * d.size,
+            wiring: Wiring::Ring,
+            bandwidth: ring.bandwidth.min(d.bandwidth),
+            startup: ring.startup.max(d.startup),
+            hop: ring.hop.max(d.hop),
+        },
+    ))
 }
 
 /// One pass of a bucket along a dimension.
@@ -672,7 +711,10 @@ mod tests {
         };
         assert!(!some(Algorithm::HalvingDoubling, &[ring(12)]));
         assert!(!some(Algorithm::Swing, &[line(8)]));
-        assert!(!some(Algorithm::Ring, &[ring(4), ring(4)]));
+        assert!(some(Algorithm::Ring, &[ring(4), ring(4)]));
+        assert!(!some(Algorithm::Ring, &[ring(4), Dimension::dcn(4, 1e9)]));
+        assert!(!some(Algorithm::Bucket, &[ring(4), Dimension::dcn(4, 1e9)]));
+        assert!(!some(Algorithm::Pat, &[ring(4), ring(4)]));
         assert!(!some(Algorithm::Hierarchical, &[ring(4)]));
         assert!(some(Algorithm::Pat, &[ring(12)]));
         assert_eq!(

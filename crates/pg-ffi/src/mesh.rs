@@ -44,7 +44,11 @@ fn read_traffic(traffic: Vec<TrafficTuple>) -> PyResult<Vec<Traffic>> {
         .into_iter()
         .map(|(axis, collective, bytes)| {
             let collective = collective.parse().map_err(value_error)?;
-            Ok(Traffic { axis, collective, bytes })
+            Ok(Traffic {
+                axis,
+                collective,
+                bytes,
+            })
         })
         .collect()
 }
@@ -57,7 +61,11 @@ struct Topology {
 }
 
 impl Topology {
-    fn links(&self, dead_links: Vec<([u32; 3], [u32; 3])>, dead_chips: Vec<[u32; 3]>) -> PyResult<LinkGraph> {
+    fn links(
+        &self,
+        dead_links: Vec<([u32; 3], [u32; 3])>,
+        dead_chips: Vec<[u32; 3]>,
+    ) -> PyResult<LinkGraph> {
         let mut links = LinkGraph::new(self.job.slice());
         for (a, b) in dead_links {
             links.kill_link(Coord(a), Coord(b)).map_err(value_error)?;
@@ -71,6 +79,9 @@ impl Topology {
 
 #[pymethods]
 impl Topology {
+    /// Reads a name, as `v5e:4x4`, `v5p-128`, `2*v5e:16x16`. Keywords change what the generation
+    /// has by default: slices, axes that close to rings, chips of a host along x, y and z, and
+    /// devices a chip (v4 shows 1 or 2).
     #[new]
     #[pyo3(signature = (name, *, num_slices=None, wrap=None, chips_per_host=None, devices_per_chip=None))]
     fn new(
@@ -92,14 +103,19 @@ impl Topology {
             slice = slice.with_devices_per_chip(devices).map_err(value_error)?;
         }
         let count = num_slices.unwrap_or_else(|| job.slices());
-        Ok(Topology { job: MultiSlice::new(slice, count).map_err(value_error)? })
+        Ok(Topology {
+            job: MultiSlice::new(slice, count).map_err(value_error)?,
+        })
     }
 
+    /// Reads the labels of GKE (`tpu-v5p-slice`, `2x2x1`) and Ray (`TPU-V6E`, `4x4`).
     #[staticmethod]
     #[pyo3(signature = (accelerator, topology, num_slices=1))]
     fn from_labels(accelerator: &str, topology: &str, num_slices: u32) -> PyResult<Topology> {
         let slice = parse::labels(accelerator, topology).map_err(value_error)?;
-        Ok(Topology { job: MultiSlice::new(slice, num_slices).map_err(value_error)? })
+        Ok(Topology {
+            job: MultiSlice::new(slice, num_slices).map_err(value_error)?,
+        })
     }
 
     fn __str__(&self) -> String {
@@ -110,92 +126,111 @@ impl Topology {
         format!("Topology({:?})", self.job.to_string())
     }
 
+    /// The short name, as `v5p:4x4x8_twisted`.
     #[getter]
     fn name(&self) -> String {
         self.job.to_string()
     }
 
+    /// The name that libtpu accepts for a slice.
     #[getter]
     fn libtpu_name(&self) -> String {
         self.job.slice().libtpu_name()
     }
 
+    /// The generation, as `v5p`.
     #[getter]
     fn generation(&self) -> &'static str {
         self.job.slice().generation().spec().name
     }
 
+    /// The device kind that libtpu and JAX report.
     #[getter]
     fn kind(&self) -> &'static str {
         self.job.slice().generation().spec().kind
     }
 
+    /// The cloud accelerator type, as `v5p-256`.
     #[getter]
     fn accelerator_type(&self) -> String {
         self.job.slice().accelerator_type()
     }
 
+    /// Chips of a slice along x, y and z.
     #[getter]
     fn shape(&self) -> CoordTuple {
         coord_tuple(Coord(self.job.slice().shape().extents()))
     }
 
+    /// Whether x, y and z close to rings.
     #[getter]
     fn wrap(&self) -> (bool, bool, bool) {
         let [x, y, z] = self.job.slice().wrap();
         (x, y, z)
     }
 
+    /// Whether the closing links are shifted.
     #[getter]
     fn twisted(&self) -> bool {
         self.job.slice().is_twisted()
     }
 
+    /// Number of slices.
     #[getter]
     fn num_slices(&self) -> u32 {
         self.job.slices()
     }
 
+    /// Chips of a slice.
     #[getter]
     fn chips(&self) -> u32 {
         self.job.slice().chips()
     }
 
+    /// Hosts of all slices.
     #[getter]
     fn hosts(&self) -> u32 {
         self.job.hosts()
     }
 
+    /// Devices of all slices.
     #[getter]
     fn device_count(&self) -> u32 {
         self.job.device_count()
     }
 
+    /// Devices of a chip.
     #[getter]
     fn devices_per_chip(&self) -> u32 {
         self.job.slice().devices_per_chip()
     }
 
+    /// Hosts of a slice along x, y and z.
     #[getter]
     fn host_bounds(&self) -> CoordTuple {
         coord_tuple(Coord(self.job.slice().host_bounds()))
     }
 
+    /// Chips of a host along x, y and z.
     #[getter]
     fn chips_per_host(&self) -> CoordTuple {
         coord_tuple(Coord(self.job.slice().chips_per_host()))
     }
 
+    /// Bytes a second of one ICI link, one way.
     #[getter]
     fn link_bandwidth(&self) -> f64 {
         self.job.slice().generation().spec().link_bandwidth
     }
 
+    /// Bytes a second of a host's data-center network, one way.
     #[getter]
     fn dcn_bandwidth_per_host(&self) -> f64 {
         self.job.dcn_bandwidth_per_host()
     }
 
+    /// (id, x, y, z, core, process, slice) of every device in libtpu's list order: by process,
+    /// then by id. The position is the rank.
     fn devices(&self) -> Vec<DeviceTuple> {
         self.job
             .devices()
@@ -207,7 +242,8 @@ impl Topology {
             .collect()
     }
 
-    #[pyo3(signature = (dead_links=vec![], dead_chips=vec![]))]
+    /// Bytes a second between the halves of a slice, one way, over the narrowest cut.
+    #[pyo3(signature = (*, dead_links=vec![], dead_chips=vec![]))]
     fn bisection_bandwidth(
         &self,
         dead_links: Vec<([u32; 3], [u32; 3])>,
@@ -216,6 +252,9 @@ impl Topology {
         Ok(self.links(dead_links, dead_chips)?.bisection_bandwidth())
     }
 
+    /// The chips on a shortest route, both ends included, around what is dead.
+    ///
+    /// Raises ValueError where faults separate the ends, naming the chips cut off.
     #[pyo3(signature = (start, end, *, dead_links=vec![], dead_chips=vec![]))]
     fn route(
         &self,
@@ -227,10 +266,16 @@ impl Topology {
         let links = self.links(dead_links, dead_chips)?;
         let route = links.route(Coord(start), Coord(end)).map_err(value_error)?;
         let shape = self.job.slice().shape();
-        let ends = route.into_iter().map(|link| coord_tuple(shape.coord(links.link(link).to)));
-        Ok(std::iter::once(coord_tuple(Coord(start))).chain(ends).collect())
+        let ends = route
+            .into_iter()
+            .map(|link| coord_tuple(shape.coord(links.link(link).to)));
+        Ok(std::iter::once(coord_tuple(Coord(start)))
+            .chain(ends)
+            .collect())
     }
 
+    /// Rings of neighbours over all chips of a slice that share no link: as many as the torus
+    /// has dimensions where all axes close, otherwise one. Rings over dead links are left out.
     #[pyo3(signature = (*, dead_links=vec![], dead_chips=vec![]))]
     fn rings(
         &self,
@@ -241,11 +286,14 @@ impl Topology {
         let shape = self.job.slice().shape();
         let rings = ring::rings(&links).map_err(value_error)?;
         let coords = |ring: Vec<mesh::ChipId>| {
-            ring.into_iter().map(|chip| coord_tuple(shape.coord(chip))).collect()
+            ring.into_iter()
+                .map(|chip| coord_tuple(shape.coord(chip)))
+                .collect()
         };
         Ok(rings.into_iter().map(coords).collect())
     }
 
+    /// The fastest placement of a mesh for traffic of (axis, collective, bytes).
     #[pyo3(signature = (shape, traffic, dcn_shape=None))]
     fn place(
         &self,
@@ -258,9 +306,13 @@ impl Topology {
         let placement = py
             .detach(|| assign::place(&self.job, &shape, dcn_shape.as_deref(), &traffic))
             .map_err(value_error)?;
-        Ok(Placement { job: self.job.clone(), placement })
+        Ok(Placement {
+            job: self.job.clone(),
+            placement,
+        })
     }
 
+    /// The same score for an order of ranks from elsewhere.
     fn evaluate(
         &self,
         py: Python<'_>,
@@ -272,21 +324,31 @@ impl Topology {
         let placement = py
             .detach(|| assign::evaluate(&self.job, &shape, &ranks, &traffic))
             .map_err(value_error)?;
-        Ok(Placement { job: self.job.clone(), placement })
+        Ok(Placement {
+            job: self.job.clone(),
+            placement,
+        })
     }
 
+    /// (algorithm, seconds) of all algorithms that do a collective on a group, fastest first.
+    #[pyo3(signature = (ranks, collective, nbytes))]
     fn costs(
         &self,
         ranks: Vec<u32>,
         collective: &str,
-        bytes: f64,
+        nbytes: f64,
     ) -> PyResult<Vec<(&'static str, f64)>> {
         let collective = collective.parse().map_err(value_error)?;
         let dimensions = assign::group(&self.job, &ranks).map_err(value_error)?;
-        let ranking = cost::ranking(collective, bytes, &dimensions);
-        Ok(ranking.into_iter().map(|(algorithm, seconds)| (algorithm.name(), seconds)).collect())
+        let ranking = cost::ranking(collective, nbytes, &dimensions);
+        Ok(ranking
+            .into_iter()
+            .map(|(algorithm, seconds)| (algorithm.name(), seconds))
+            .collect())
     }
 
+    /// The dimensions of a group: how many members each has, how they are joined, bytes a
+    /// second of a wire and way, seconds to start a message and to the next member.
     fn group<'py>(&self, py: Python<'py>, ranks: Vec<u32>) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         for dimension in assign::group(&self.job, &ranks).map_err(value_error)? {
@@ -301,6 +363,8 @@ impl Topology {
         Ok(list)
     }
 
+    /// The processes to start on hosts (addresses, slice by slice, in the order of their worker
+    /// ids): ranks, visible chips, and the environment that libtpu reads.
     #[pyo3(signature = (hosts, *, processes="per_chip", port=None, megascale_port=None))]
     fn launch<'py>(
         &self,
@@ -343,10 +407,12 @@ impl Topology {
         Ok(list)
     }
 
+    /// The slice as text.
     fn text(&self) -> String {
         Drawing::slice(&self.job).text()
     }
 
+    /// The slice as SVG.
     fn svg(&self) -> String {
         Drawing::slice(&self.job).svg()
     }
@@ -363,29 +429,38 @@ struct Placement {
 impl Placement {
     fn __repr__(&self) -> String {
         let seconds = mesh::draw::duration(self.placement.seconds);
-        format!("Placement({:?} on {:?}: {seconds})", self.placement.shape, self.placement.topology)
+        format!(
+            "Placement({:?} on {:?}: {seconds})",
+            self.placement.shape, self.placement.topology
+        )
     }
 
+    /// Size of each axis.
     #[getter]
     fn shape(&self) -> Vec<u32> {
         self.placement.shape.clone()
     }
 
+    /// The rank at each place of the mesh, last axis fastest.
     #[getter]
     fn ranks(&self) -> Vec<u32> {
         self.placement.ranks.clone()
     }
 
+    /// libtpu's device ids in the same order.
     #[getter]
     fn device_ids(&self) -> Vec<u32> {
         self.placement.device_ids(&self.job)
     }
 
+    /// Modelled seconds of all traffic, one after the other.
     #[getter]
     fn seconds(&self) -> f64 {
         self.placement.seconds
     }
 
+    /// For each axis its size, the stretches of physical axes it lies on, innermost first, and
+    /// whether neighbours along it, last and first included, are physical neighbours.
     #[getter]
     fn axes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let axes = PyList::empty(py);
@@ -408,36 +483,51 @@ impl Placement {
         Ok(axes)
     }
 
+    /// (axis, collective, bytes, seconds) of each entry of the traffic.
     #[getter]
     fn times(&self) -> Vec<(usize, &'static str, f64, f64)> {
         let row = |time: &assign::TrafficTime| {
-            let Traffic { axis, collective, bytes } = time.traffic;
+            let Traffic {
+                axis,
+                collective,
+                bytes,
+            } = time.traffic;
             (axis, collective.name(), bytes, time.seconds)
         };
         self.placement.times.iter().map(row).collect()
     }
 
+    /// (algorithm, seconds) of all algorithms that do a collective along an axis, fastest first.
+    #[pyo3(signature = (axis, collective, nbytes))]
     fn costs(
         &self,
         axis: usize,
         collective: &str,
-        bytes: f64,
+        nbytes: f64,
     ) -> PyResult<Vec<(&'static str, f64)>> {
         let collective = collective.parse().map_err(value_error)?;
         let axis = self.placement.axes.get(axis).ok_or_else(|| {
             let axes = self.placement.axes.len();
             PyValueError::new_err(format!("axis: expected less than {axes}, got {axis}"))
         })?;
-        let dimensions: Vec<_> =
-            axis.components.iter().map(|part| assign::dimension(&self.job, part)).collect();
-        let ranking = cost::ranking(collective, bytes, &dimensions);
-        Ok(ranking.into_iter().map(|(algorithm, seconds)| (algorithm.name(), seconds)).collect())
+        let dimensions: Vec<_> = axis
+            .components
+            .iter()
+            .map(|part| assign::dimension(&self.job, part))
+            .collect();
+        let ranking = cost::ranking(collective, nbytes, &dimensions);
+        Ok(ranking
+            .into_iter()
+            .map(|(algorithm, seconds)| (algorithm.name(), seconds))
+            .collect())
     }
 
+    /// The mesh on its slice as text.
     fn text(&self, names: Vec<String>) -> String {
         Drawing::mesh(&self.job, &self.placement, &names).text()
     }
 
+    /// The mesh on its slice as SVG, axes coloured.
     fn svg(&self, names: Vec<String>) -> String {
         Drawing::mesh(&self.job, &self.placement, &names).svg()
     }
@@ -451,6 +541,7 @@ const fn wiring(wiring: cost::Wiring) -> &'static str {
     }
 }
 
+/// The names of all slices that a generation is built in.
 #[pyfunction]
 fn legal_topologies(generation: &str) -> PyResult<Vec<String>> {
     let generation: Generation = generation.parse().map_err(value_error)?;
@@ -458,12 +549,14 @@ fn legal_topologies(generation: &str) -> PyResult<Vec<String>> {
         .legal_slices()
         .into_iter()
         .map(|legal| {
-            let slice = Slice::new(generation, legal.shape).and_then(|s| s.with_twist(legal.twisted));
+            let slice =
+                Slice::new(generation, legal.shape).and_then(|s| s.with_twist(legal.twisted));
             Ok(slice.map_err(value_error)?.name())
         })
         .collect()
 }
 
+/// What axes of such names usually carry: (axis, collective, bytes).
 #[pyfunction]
 fn default_traffic(names: Vec<String>) -> Vec<(usize, &'static str, f64)> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
