@@ -112,15 +112,15 @@ def fuzz_stages() -> list[Stage]:
 
 
 def loom_stages() -> list[Stage]:
-    """The model checks of the crates that have some; they are built with `cfg(loom)`."""
-    flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg loom".strip()
+    """The model checks of the crates that have some; they are built with `cfg(tpu_dist_loom)`."""
+    flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg tpu_dist_loom".strip()
     env = {
         "RUSTFLAGS": flags,
         "CARGO_TARGET_DIR": str(ROOT / "target" / "loom"),
         "LOOM_MAX_PREEMPTIONS": "3",
     }
     manifest = (ROOT / "crates/runtime/Cargo.toml").read_text()
-    if "cfg(loom)" not in manifest:
+    if "cfg(tpu_dist_loom)" not in manifest:
         return []
     command = ["cargo", "test", "--release", "-p", "tpu-dist-runtime", "--lib", "loom"]
     return [Stage("rust", "loom", command, env=env)]

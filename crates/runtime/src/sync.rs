@@ -1,8 +1,8 @@
 //! The synchronisation that lives in shared memory.
 
-#[cfg(loom)]
+#[cfg(tpu_dist_loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
-#[cfg(not(loom))]
+#[cfg(not(tpu_dist_loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    #[cfg(loom)]
+    #[cfg(tpu_dist_loom)]
     fn new() -> Doorbell {
         Doorbell { count: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
     }
@@ -58,7 +58,7 @@ pub(crate) fn publish_fence() {
     fence(Ordering::SeqCst);
 }
 
-#[cfg(not(loom))]
+#[cfg(not(tpu_dist_loom))]
 mod futex {
     use super::*;
     use rustix::thread::futex;
@@ -79,7 +79,7 @@ mod futex {
 }
 
 /// A futex as loom can explore it: waiting is a loop that yields.
-#[cfg(loom)]
+#[cfg(tpu_dist_loom)]
 mod futex {
     use super::*;
 
@@ -92,7 +92,7 @@ mod futex {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, tpu_dist_loom))]
 mod loom_tests {
     use super::*;
     use loom::sync::Arc;

@@ -2,11 +2,11 @@
 
 mod pjrt_support;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pjrt_support::{add, bytes, cpu_plugins, floats, footprint, square};
+use pjrt_support::{Aligned, add, bytes, cpu_plugins, floats, footprint, square};
 use tpu_dist_runtime::executor::{Config, Error, Executor, HostWork};
 use tpu_dist_runtime::pjrt::sys::BufferDonateWithControlDependency;
 use tpu_dist_runtime::pjrt::{Buffer, Code, ElementType, LaunchOptions, Outputs, Plugin, Value};
@@ -349,7 +349,25 @@ fn refused_work_gives_the_buffers_back() {
             .unwrap_err();
         assert!(refused.to_string().starts_with("work: "), "{refused}");
         assert_eq!(download(&executor, &refused.buffers[0]).unwrap(), [1.; 4]);
-        if !plugin.has::<BufferDonateWithControlDependency>() {
+        if plugin.has::<BufferDonateWithControlDependency>() {
+            // The second is refused when the first has been taken.
+            let shared = Aligned::<false>::new(&[2.; 4], 0, &Arc::default());
+            let shared = executor
+                .import(shared, ElementType::F32, &[4])
+                .unwrap()
+                .buffer;
+            let buffers = vec![upload(&executor, &[1.; 4]), shared];
+            let refused = executor
+                .host_work("work", buffers.into(), never)
+                .unwrap_err();
+            assert_eq!(
+                refused.error.code(),
+                Some(Code::InvalidArgument),
+                "{refused}"
+            );
+            assert_eq!(download(&executor, &refused.buffers[0]).unwrap(), [1.; 4]);
+            assert_eq!(download(&executor, &refused.buffers[1]).unwrap(), [2.; 4]);
+        } else {
             let buffers = vec![upload(&executor, &[1.; 4])];
             let refused = executor
                 .host_work("work", buffers.into(), never)

@@ -578,6 +578,19 @@ fn a_buffer_can_wait_for_work_outside() {
                 assert!(error.to_string().contains(part), "{error}");
             }
         }
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let memory = Aligned::<false>::new(&[0.; 4], 0, &dropped);
+        let import = client
+            .import(memory, ElementType::F32, &[4], &device)
+            .unwrap();
+        let error = import.buffer.donate_until().unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        let memory = Aligned::<true>::new(&[0.; 4], 0, &dropped);
+        let import = client
+            .import(memory, ElementType::F32, &[4], &device)
+            .unwrap();
+        let (_, dependency) = import.buffer.donate_until().unwrap();
+        dependency.resolve(Ok(()));
         let a = source();
         let view = a.view().unwrap();
         assert!(

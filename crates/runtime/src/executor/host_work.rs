@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
@@ -60,25 +59,26 @@ impl HostWork {
 }
 
 /// Calls `work` when the last of several events is ready.
-struct Gate<F> {
-    closed: AtomicUsize,
-    inner: Mutex<Option<(F, HostWork)>>,
+struct Gate<F>(Mutex<Waiting<F>>);
+
+struct Waiting<F> {
+    events: usize,
+    inner: Option<(F, HostWork)>,
 }
 
 impl<F: FnOnce(HostWork)> Gate<F> {
-    fn open(&self, result: Option<Result<(), pjrt::Error>>) {
-        let lock = || self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Err(error)) = result
-            && let Some((_, host)) = &mut *lock()
-        {
+    /// One event less to wait for; its failure is passed on.
+    fn open(&self, result: Result<(), pjrt::Error>) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Err(error), Some((_, host))) = (result, &mut waiting.inner) {
             host.ready = Err(error);
         }
-        // Pairs with the other openers: the last one sees what they wrote.
-        if self.closed.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let inner = lock().take();
-            if let Some((work, host)) = inner {
-                work(host);
-            }
+        waiting.events -= 1;
+        if waiting.events == 0
+            && let Some((work, host)) = waiting.inner.take()
+        {
+            drop(waiting);
+            work(host);
         }
     }
 }
@@ -129,23 +129,24 @@ pub(super) fn start<F: FnOnce(HostWork) + Send + 'static>(
         return refused(sequence, source, buffers);
     }
     let before = before.in_flight();
-    let gate = Arc::new(Gate {
-        // One more than there are events: ours, so that it opens after all are watched.
-        closed: AtomicUsize::new(before.len() + filled.len() + 1),
-        inner: Mutex::new(Some((work, host))),
-    });
-    // Whether earlier programs failed is no concern of these buffers.
+    // One event more than there are: ours, so that the gate opens after all are watched.
+    let events = before.len() + filled.len() + 1;
+    let gate = Arc::new(Gate(Mutex::new(Waiting {
+        events,
+        inner: Some((work, host)),
+    })));
     let watched = before.iter().map(|operation| (&operation.complete, false));
     let watched = watched.chain(filled.iter().map(|event| (event, true)));
     for (event, ours) in watched {
         let opener = Arc::clone(&gate);
-        let watch = event.on_ready(move |result| opener.open(ours.then_some(result)));
-        if let Err(error) = watch {
+        // Whether earlier programs failed is no concern of these buffers.
+        let watch = event.on_ready(move |result| opener.open(if ours { result } else { Ok(()) }));
+        if watch.is_err() {
             // No callback will come.
-            gate.open(Some(Err(error)));
+            gate.open(watch);
         }
     }
-    gate.open(None);
+    gate.open(Ok(()));
     // Last, since this may wait for work under way, which is now on its way to be done.
     for event in done {
         executor.queue.push(&name, sequence, event);

@@ -358,14 +358,15 @@ impl Executor {
     /// Hands `buffers` to the host and returns their successors: the same memory, in
     /// buffers that programs launched from now on may use, and that are ready when the
     /// host has finished. `work` is called once everything launched so far has ended, on
-    /// this thread or one of the plugin's, and should only pass the work on.
+    /// this thread or one of the plugin's, and should only pass the work on. Copies to
+    /// the host that were started with [`Buffer::to_host_async`] are not waited for.
     ///
     /// `name` is for error messages.
     ///
     /// # Errors
     /// [`Refused`] gives the buffers back when one is deleted, is given twice, is being
-    /// viewed, or is not in host memory, or the plugin is too old to make buffers wait;
-    /// `work` is then not called. In blocking mode also when the work failed.
+    /// viewed, is an import of memory that is not mutable, or is not in host memory, or
+    /// the plugin is too old to make buffers wait; `work` is then not called. In blocking mode also when the work failed.
     pub fn host_work(
         &self,
         name: &str,

@@ -22,6 +22,8 @@ use super::value;
 pub struct Buffer {
     raw: NonNull<sys::Buffer>,
     client: Client,
+    /// Whether the memory is the host's, and others may be reading it.
+    shared: bool,
 }
 
 // SAFETY: PJRT's buffers may be used and destroyed on any thread.
@@ -128,7 +130,7 @@ impl Client {
         let (address, length) = memory.bytes();
         // SAFETY: `memory` keeps the bytes valid until `done` is ready.
         let made = unsafe { self.place(address, length, element, dims, device, semantics) };
-        let (buffer, done) = made?;
+        let (mut buffer, done) = made?;
         match done {
             Some(done) => {
                 // When PJRT takes no callback, it is not known when the memory is free.
@@ -138,6 +140,7 @@ impl Client {
             None => std::mem::forget(memory),
         }
         let aliased = length > 0 && buffer.address().is_ok_and(|own| own == address as usize);
+        buffer.shared = aliased && !M::MUTABLE;
         Ok(Imported { buffer, aliased })
     }
 
@@ -194,6 +197,7 @@ impl Buffer {
         Buffer {
             raw,
             client: client.clone(),
+            shared: false,
         }
     }
 
@@ -453,9 +457,15 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Error::Missing`] where the plugin is too old (0.81 is); [`Error::Status`] when
-    /// the buffer is deleted or someone holds a view of it.
+    /// the buffer is deleted or someone holds a view of it; [`Error::InvalidArgument`]
+    /// when it is an import of memory that is not mutable.
     pub fn donate_until(&self) -> Result<(Buffer, Dependency), Error> {
         let function = "PJRT_Buffer_DonateWithControlDependency";
+        if self.shared {
+            // Plugins would hand it over; programs they give a copy.
+            let message = "the buffer is an import of memory that must not be written to";
+            return Err(Error::argument("buffer", message));
+        }
         let mut args = sys::BufferDonateWithControlDependency::new();
         args.buffer = self.as_ptr();
         // SAFETY: the buffer is live. The new one is handed over, and with it the duty

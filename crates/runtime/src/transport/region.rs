@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
@@ -283,12 +283,6 @@ pub(crate) fn group_key(hash: u64) -> u64 {
 fn resource(what: &'static str) -> impl Fn(nix::Error) -> Error {
     move |error| Error::Resource(format!("{what}: {error}"))
 }
-
-/// A counter alone on its cache lines.
-#[repr(C, align(128))]
-pub(crate) struct Line<T>(pub(crate) T);
-
-const _: () = assert!(size_of::<Line<AtomicU32>>() == 128);
 
 #[cfg(test)]
 mod tests {
