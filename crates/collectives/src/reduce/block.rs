@@ -24,7 +24,13 @@ impl<E: Element> Operand for Block<E> {
 
     #[inline(always)]
     unsafe fn reduce<O: Operator<E::Acc>>(operands: Operands<'_>) {
-        let Operands { dsts, srcs, count, scales, divisor } = operands;
+        let Operands {
+            dsts,
+            srcs,
+            count,
+            scales,
+            divisor,
+        } = operands;
         let mut block = [const { MaybeUninit::<E::Acc>::uninit() }; BLOCK];
         for start in (0..count).step_by(BLOCK) {
             let acc = &mut block[..BLOCK.min(count - start)];

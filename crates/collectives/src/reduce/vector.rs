@@ -8,23 +8,17 @@ use super::operator::Operator;
 pub(super) trait Vector {
     /// An element as it lies in memory.
     type Element: Copy;
+    /// Elements as they lie in memory.
+    type Raw: Copy;
     /// The accumulators of all elements, in any order.
     type Acc: Copy;
     /// Elements of a vector.
-    const COUNT: usize;
+    const COUNT: usize = size_of::<Self::Raw>() / size_of::<Self::Element>();
 
-    /// Loads and widens.
-    ///
-    /// # Safety
-    /// `src` is valid for reading `COUNT` elements, aligned or not, and the CPU has the
-    /// instruction set.
-    unsafe fn load(src: *const Self::Element) -> Self::Acc;
-
-    /// Narrows and stores.
-    ///
-    /// # Safety
-    /// As for [`Vector::load`], but for writing.
-    unsafe fn store(acc: Self::Acc, dst: *mut Self::Element);
+    /// Converts for accumulation, exactly.
+    fn widen(raw: Self::Raw) -> Self::Acc;
+    /// Converts a result back, rounding once.
+    fn narrow(acc: Self::Acc) -> Self::Raw;
 }
 
 /// Accumulators that need two registers.
@@ -144,10 +138,11 @@ unsafe fn load<V: Vector, O: Operator<V::Acc>, const N: usize>(
 ) -> [V::Acc; N] {
     // SAFETY: the caller vouches for the source, its elements and the instruction set.
     unsafe {
-        let src = operands.srcs.get_unchecked(source).cast::<V::Element>().add(i);
-        let mut vectors = [V::load(src); N];
+        let src = operands.srcs.get_unchecked(source);
+        let src = src.cast::<V::Element>().add(i).cast::<V::Raw>();
+        let mut vectors = [V::widen(src.read_unaligned()); N];
         for (v, vector) in vectors.iter_mut().enumerate().skip(1) {
-            *vector = V::load(src.add(v * V::COUNT));
+            *vector = V::widen(src.add(v).read_unaligned());
         }
         if let Some(&factor) = operands.scales.get(source) {
             for vector in &mut vectors {
@@ -158,16 +153,23 @@ unsafe fn load<V: Vector, O: Operator<V::Acc>, const N: usize>(
     }
 }
 
-/// Stores `N` vectors into every destination.
+/// Narrows `N` vectors and stores them into every destination.
 ///
 /// # Safety
 /// The destinations are valid for writing these elements. The CPU has the instruction set.
 #[inline(always)]
 unsafe fn store<V: Vector, const N: usize>(acc: [V::Acc; N], dsts: &[*mut u8], i: usize) {
+    let mut raw = [V::narrow(acc[0]); N];
+    for v in 1..N {
+        raw[v] = V::narrow(acc[v]);
+    }
     for dst in dsts {
-        for (v, &acc) in acc.iter().enumerate() {
-            // SAFETY: the caller vouches for the elements and the instruction set.
-            unsafe { V::store(acc, dst.cast::<V::Element>().add(i + v * V::COUNT)) };
+        // SAFETY: the caller vouches for the elements.
+        unsafe {
+            let dst = dst.cast::<V::Element>().add(i).cast::<V::Raw>();
+            for (v, &raw) in raw.iter().enumerate() {
+                dst.add(v).write_unaligned(raw);
+            }
         }
     }
 }

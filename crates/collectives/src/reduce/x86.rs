@@ -20,25 +20,22 @@ macro_rules! operations {
 
 /// Defines a vector whose accumulators are its elements.
 macro_rules! vector {
-    ($vector:ident($register:ident) = [$element:ident; $count:literal]) => {
+    ($vector:ident($register:ident of $element:ident)) => {
         #[derive(Clone, Copy)]
         pub(in super::super) struct $vector($register);
 
         impl Vector for $vector {
             type Element = $element;
+            type Raw = $vector;
             type Acc = $vector;
-            const COUNT: usize = $count;
 
             #[inline(always)]
-            unsafe fn load(src: *const $element) -> $vector {
-                // SAFETY: the register is as long as the elements the caller vouches for.
-                unsafe { src.cast::<$vector>().read_unaligned() }
+            fn widen(raw: $vector) -> $vector {
+                raw
             }
-
             #[inline(always)]
-            unsafe fn store(acc: $vector, dst: *mut $element) {
-                // SAFETY: as for `load`.
-                unsafe { dst.cast::<$vector>().write_unaligned(acc) }
+            fn narrow(acc: $vector) -> $vector {
+                acc
             }
         }
     };
@@ -47,10 +44,10 @@ macro_rules! vector {
 /// Defines vectors of integers and their operations.
 macro_rules! integers {
     ($(
-        $vector:ident($register:ident) = [$element:ident; $count:literal]:
+        $vector:ident($register:ident of $element:ident):
         $add:ident, $multiply:ident, $min:ident, $max:ident;
     )*) => {$(
-        vector! { $vector($register) = [$element; $count] }
+        vector! { $vector($register of $element) }
         operations! { $vector: Addition { add = $add } }
         operations! { $vector: Multiplication { multiply = $multiply } }
         operations! { $vector: Order { least = $min, greatest = $max } }
@@ -60,10 +57,10 @@ macro_rules! integers {
 /// Defines vectors of floats and their operations.
 macro_rules! floats {
     ($(
-        $vector:ident($register:ident) = [$element:ident; $count:literal]:
+        $vector:ident($register:ident of $element:ident):
         $add:ident, $multiply:ident, $min:ident, $max:ident, $divide:ident, $splat:ident;
     )*) => {$(
-        vector! { $vector($register) = [$element; $count] }
+        vector! { $vector($register of $element) }
         operations! { $vector: Addition { add = $add } }
         operations! { $vector: Multiplication { multiply = $multiply } }
         operations! { $vector: Order { least = $min, greatest = $max } }

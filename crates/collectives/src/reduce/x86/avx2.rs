@@ -8,19 +8,19 @@ use super::super::element::{
 use super::super::vector::{Pair, Vector};
 
 integers! {
-    U8(__m256i) = [u8; 32]: _mm256_add_epi8, mul_epi8, _mm256_min_epu8, _mm256_max_epu8;
-    I8(__m256i) = [i8; 32]: _mm256_add_epi8, mul_epi8, _mm256_min_epi8, _mm256_max_epi8;
-    U16(__m256i) = [u16; 16]: _mm256_add_epi16, _mm256_mullo_epi16, _mm256_min_epu16, _mm256_max_epu16;
-    I16(__m256i) = [i16; 16]: _mm256_add_epi16, _mm256_mullo_epi16, _mm256_min_epi16, _mm256_max_epi16;
-    U32(__m256i) = [u32; 8]: _mm256_add_epi32, _mm256_mullo_epi32, _mm256_min_epu32, _mm256_max_epu32;
-    I32(__m256i) = [i32; 8]: _mm256_add_epi32, _mm256_mullo_epi32, _mm256_min_epi32, _mm256_max_epi32;
-    U64(__m256i) = [u64; 4]: _mm256_add_epi64, mul_epi64, min_epu64, max_epu64;
-    I64(__m256i) = [i64; 4]: _mm256_add_epi64, mul_epi64, min_epi64, max_epi64;
+    U8(__m256i of u8): _mm256_add_epi8, mul_epi8, _mm256_min_epu8, _mm256_max_epu8;
+    I8(__m256i of i8): _mm256_add_epi8, mul_epi8, _mm256_min_epi8, _mm256_max_epi8;
+    U16(__m256i of u16): _mm256_add_epi16, _mm256_mullo_epi16, _mm256_min_epu16, _mm256_max_epu16;
+    I16(__m256i of i16): _mm256_add_epi16, _mm256_mullo_epi16, _mm256_min_epi16, _mm256_max_epi16;
+    U32(__m256i of u32): _mm256_add_epi32, _mm256_mullo_epi32, _mm256_min_epu32, _mm256_max_epu32;
+    I32(__m256i of i32): _mm256_add_epi32, _mm256_mullo_epi32, _mm256_min_epi32, _mm256_max_epi32;
+    U64(__m256i of u64): _mm256_add_epi64, mul_epi64, min_epu64, max_epu64;
+    I64(__m256i of i64): _mm256_add_epi64, mul_epi64, min_epi64, max_epi64;
 }
 
 floats! {
-    F32(__m256) = [f32; 8]: _mm256_add_ps, _mm256_mul_ps, min_ps, max_ps, _mm256_div_ps, _mm256_set1_ps;
-    F64(__m256d) = [f64; 4]: _mm256_add_pd, _mm256_mul_pd, min_pd, max_pd, _mm256_div_pd, _mm256_set1_pd;
+    F32(__m256 of f32): _mm256_add_ps, _mm256_mul_ps, min_ps, max_ps, _mm256_div_ps, _mm256_set1_ps;
+    F64(__m256d of f64): _mm256_add_pd, _mm256_mul_pd, min_pd, max_pd, _mm256_div_pd, _mm256_set1_pd;
 }
 
 operations! { U8: Bits { and = _mm256_and_si256, or = _mm256_or_si256, xor = _mm256_xor_si256 } }
@@ -58,19 +58,17 @@ pub(in super::super) struct Bools;
 
 impl Vector for Bools {
     type Element = Bool;
+    type Raw = U8;
     type Acc = U8;
-    const COUNT: usize = 32;
 
     #[inline(always)]
-    unsafe fn load(src: *const Bool) -> U8 {
-        // SAFETY: the contract is the same; a `Bool` is a byte.
-        unsafe { U8(_mm256_min_epu8(U8::load(src.cast()).0, _mm256_set1_epi8(1))) }
+    fn widen(raw: U8) -> U8 {
+        // SAFETY: the CPU has the instruction set, or there would be no vector.
+        unsafe { U8(_mm256_min_epu8(raw.0, _mm256_set1_epi8(1))) }
     }
-
     #[inline(always)]
-    unsafe fn store(acc: U8, dst: *mut Bool) {
-        // SAFETY: the contract is the same; a `Bool` is a byte.
-        unsafe { U8::store(acc, dst.cast()) }
+    fn narrow(acc: U8) -> U8 {
+        acc
     }
 }
 
@@ -79,24 +77,18 @@ pub(in super::super) struct F16;
 
 impl Vector for F16 {
     type Element = Float16;
+    type Raw = __m128i;
     type Acc = F32;
-    const COUNT: usize = 8;
 
     #[inline(always)]
-    unsafe fn load(src: *const Float16) -> F32 {
-        // SAFETY: the caller vouches for the elements and the instruction set.
-        unsafe { F32(_mm256_cvtph_ps(_mm_loadu_si128(src.cast()))) }
+    fn widen(raw: __m128i) -> F32 {
+        // SAFETY: the CPU has the instruction set, or there would be no vector.
+        unsafe { F32(_mm256_cvtph_ps(raw)) }
     }
-
     #[inline(always)]
-    unsafe fn store(acc: F32, dst: *mut Float16) {
-        // SAFETY: as for `load`.
-        unsafe {
-            _mm_storeu_si128(
-                dst.cast(),
-                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(acc.0),
-            )
-        }
+    fn narrow(acc: F32) -> __m128i {
+        // SAFETY: as above.
+        unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(acc.0) }
     }
 }
 
@@ -106,14 +98,13 @@ pub(in super::super) struct BF16;
 
 impl Vector for BF16 {
     type Element = BFloat16;
+    type Raw = __m256i;
     type Acc = Pair<F32>;
-    const COUNT: usize = 16;
 
     #[inline(always)]
-    unsafe fn load(src: *const BFloat16) -> Pair<F32> {
-        // SAFETY: the caller vouches for the elements and the instruction set.
+    fn widen(pairs: __m256i) -> Pair<F32> {
+        // SAFETY: the CPU has the instruction set, or there would be no vector.
         unsafe {
-            let pairs = _mm256_loadu_si256(src.cast());
             let even = _mm256_slli_epi32::<16>(pairs);
             let odd = _mm256_blend_epi16::<0b1010_1010>(_mm256_setzero_si256(), pairs);
             Pair(
@@ -124,12 +115,12 @@ impl Vector for BF16 {
     }
 
     #[inline(always)]
-    unsafe fn store(Pair(even, odd): Pair<F32>, dst: *mut BFloat16) {
-        // SAFETY: as for `load`.
+    fn narrow(Pair(even, odd): Pair<F32>) -> __m256i {
+        // SAFETY: as above.
         unsafe {
             let even = _mm256_srli_epi32::<16>(round_to_bf16(even.0));
             let odd = round_to_bf16(odd.0);
-            _mm256_storeu_si256(dst.cast(), _mm256_blend_epi16::<0b1010_1010>(even, odd));
+            _mm256_blend_epi16::<0b1010_1010>(even, odd)
         }
     }
 }

@@ -9,19 +9,19 @@ use super::super::element::{
 use super::super::vector::{Pair, Vector};
 
 integers! {
-    U8(__m512i) = [u8; 64]: _mm512_add_epi8, mul_epi8, _mm512_min_epu8, _mm512_max_epu8;
-    I8(__m512i) = [i8; 64]: _mm512_add_epi8, mul_epi8, _mm512_min_epi8, _mm512_max_epi8;
-    U16(__m512i) = [u16; 32]: _mm512_add_epi16, _mm512_mullo_epi16, _mm512_min_epu16, _mm512_max_epu16;
-    I16(__m512i) = [i16; 32]: _mm512_add_epi16, _mm512_mullo_epi16, _mm512_min_epi16, _mm512_max_epi16;
-    U32(__m512i) = [u32; 16]: _mm512_add_epi32, _mm512_mullo_epi32, _mm512_min_epu32, _mm512_max_epu32;
-    I32(__m512i) = [i32; 16]: _mm512_add_epi32, _mm512_mullo_epi32, _mm512_min_epi32, _mm512_max_epi32;
-    U64(__m512i) = [u64; 8]: _mm512_add_epi64, _mm512_mullo_epi64, _mm512_min_epu64, _mm512_max_epu64;
-    I64(__m512i) = [i64; 8]: _mm512_add_epi64, _mm512_mullo_epi64, _mm512_min_epi64, _mm512_max_epi64;
+    U8(__m512i of u8): _mm512_add_epi8, mul_epi8, _mm512_min_epu8, _mm512_max_epu8;
+    I8(__m512i of i8): _mm512_add_epi8, mul_epi8, _mm512_min_epi8, _mm512_max_epi8;
+    U16(__m512i of u16): _mm512_add_epi16, _mm512_mullo_epi16, _mm512_min_epu16, _mm512_max_epu16;
+    I16(__m512i of i16): _mm512_add_epi16, _mm512_mullo_epi16, _mm512_min_epi16, _mm512_max_epi16;
+    U32(__m512i of u32): _mm512_add_epi32, _mm512_mullo_epi32, _mm512_min_epu32, _mm512_max_epu32;
+    I32(__m512i of i32): _mm512_add_epi32, _mm512_mullo_epi32, _mm512_min_epi32, _mm512_max_epi32;
+    U64(__m512i of u64): _mm512_add_epi64, _mm512_mullo_epi64, _mm512_min_epu64, _mm512_max_epu64;
+    I64(__m512i of i64): _mm512_add_epi64, _mm512_mullo_epi64, _mm512_min_epi64, _mm512_max_epi64;
 }
 
 floats! {
-    F32(__m512) = [f32; 16]: _mm512_add_ps, _mm512_mul_ps, min_ps, max_ps, _mm512_div_ps, _mm512_set1_ps;
-    F64(__m512d) = [f64; 8]: _mm512_add_pd, _mm512_mul_pd, min_pd, max_pd, _mm512_div_pd, _mm512_set1_pd;
+    F32(__m512 of f32): _mm512_add_ps, _mm512_mul_ps, min_ps, max_ps, _mm512_div_ps, _mm512_set1_ps;
+    F64(__m512d of f64): _mm512_add_pd, _mm512_mul_pd, min_pd, max_pd, _mm512_div_pd, _mm512_set1_pd;
 }
 
 operations! { U8: Bits { and = _mm512_and_si512, or = _mm512_or_si512, xor = _mm512_xor_si512 } }
@@ -46,19 +46,17 @@ pub(in super::super) struct Bools;
 
 impl Vector for Bools {
     type Element = Bool;
+    type Raw = U8;
     type Acc = U8;
-    const COUNT: usize = 64;
 
     #[inline(always)]
-    unsafe fn load(src: *const Bool) -> U8 {
-        // SAFETY: the contract is the same; a `Bool` is a byte.
-        unsafe { U8(_mm512_min_epu8(U8::load(src.cast()).0, _mm512_set1_epi8(1))) }
+    fn widen(raw: U8) -> U8 {
+        // SAFETY: the CPU has the instruction set, or there would be no vector.
+        unsafe { U8(_mm512_min_epu8(raw.0, _mm512_set1_epi8(1))) }
     }
-
     #[inline(always)]
-    unsafe fn store(acc: U8, dst: *mut Bool) {
-        // SAFETY: the contract is the same; a `Bool` is a byte.
-        unsafe { U8::store(acc, dst.cast()) }
+    fn narrow(acc: U8) -> U8 {
+        acc
     }
 }
 
@@ -67,24 +65,18 @@ pub(in super::super) struct F16;
 
 impl Vector for F16 {
     type Element = Float16;
+    type Raw = __m256i;
     type Acc = F32;
-    const COUNT: usize = 16;
 
     #[inline(always)]
-    unsafe fn load(src: *const Float16) -> F32 {
-        // SAFETY: the caller vouches for the elements and the instruction set.
-        unsafe { F32(_mm512_cvtph_ps(_mm256_loadu_si256(src.cast()))) }
+    fn widen(raw: __m256i) -> F32 {
+        // SAFETY: the CPU has the instruction set, or there would be no vector.
+        unsafe { F32(_mm512_cvtph_ps(raw)) }
     }
-
     #[inline(always)]
-    unsafe fn store(acc: F32, dst: *mut Float16) {
-        // SAFETY: as for `load`.
-        unsafe {
-            _mm256_storeu_si256(
-                dst.cast(),
-                _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(acc.0),
-            );
-        }
+    fn narrow(acc: F32) -> __m256i {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(acc.0) }
     }
 }
 
@@ -94,14 +86,13 @@ pub(in super::super) struct BF16;
 
 impl Vector for BF16 {
     type Element = BFloat16;
+    type Raw = __m512i;
     type Acc = Pair<F32>;
-    const COUNT: usize = 32;
 
     #[inline(always)]
-    unsafe fn load(src: *const BFloat16) -> Pair<F32> {
-        // SAFETY: the caller vouches for the elements and the instruction set.
+    fn widen(pairs: __m512i) -> Pair<F32> {
+        // SAFETY: the CPU has the instruction set, or there would be no vector.
         unsafe {
-            let pairs = _mm512_loadu_si512(src.cast());
             let even = _mm512_slli_epi32::<16>(pairs);
             let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff));
             Pair(
@@ -112,9 +103,9 @@ impl Vector for BF16 {
     }
 
     #[inline(always)]
-    unsafe fn store(Pair(even, odd): Pair<F32>, dst: *mut BFloat16) {
+    fn narrow(Pair(even, odd): Pair<F32>) -> __m512i {
         const DENORMAL: i32 = 0x20;
-        // SAFETY: as for `load`.
+        // SAFETY: as above.
         unsafe {
             let halves = _mm512_cvtne2ps_pbh(odd.0, even.0);
             let halves = std::mem::transmute::<__m512bh, __m512i>(halves);
@@ -132,7 +123,7 @@ impl Vector for BF16 {
                     pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, even, round_to_bf16(odd.0));
                 }
             }
-            _mm512_storeu_si512(dst.cast(), pairs);
+            pairs
         }
     }
 }
