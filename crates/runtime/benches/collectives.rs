@@ -25,7 +25,8 @@ fn options() -> Options {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let value = |name: &str, default: &str| {
         let at = arguments.iter().position(|argument| argument == name);
-        at.and_then(|at| arguments.get(at + 1)).map_or(default.to_owned(), Clone::clone)
+        at.and_then(|at| arguments.get(at + 1))
+            .map_or(default.to_owned(), Clone::clone)
     };
     let size = |text: &str| {
         let (digits, unit) = match text.trim_end_matches(char::is_alphabetic).len() {
@@ -43,9 +44,18 @@ fn options() -> Options {
     let dtype = value("--dtype", "float32");
     Options {
         ranks: value("--ranks", "2").parse().expect("--ranks is a number"),
-        ops: value("--ops", "all_reduce").split(',').map(str::to_owned).collect(),
-        sizes: value("--sizes", "8,1K,4K,16K,64K,256K,1M,8M,64M").split(',').map(size).collect(),
-        dtype: *DType::ALL.iter().find(|known| known.name() == dtype).expect("a dtype's name"),
+        ops: value("--ops", "all_reduce")
+            .split(',')
+            .map(str::to_owned)
+            .collect(),
+        sizes: value("--sizes", "8,1K,4K,16K,64K,256K,1M,8M,64M")
+            .split(',')
+            .map(size)
+            .collect(),
+        dtype: *DType::ALL
+            .iter()
+            .find(|known| known.name() == dtype)
+            .expect("a dtype's name"),
     }
 }
 
@@ -124,15 +134,31 @@ fn measure(group: &Communicator, op: &str, size: usize, dtype: DType) -> f64 {
     };
     let sum = Some(ReduceOp::Sum);
     let make = || match op {
-        "all_reduce" => call(Kind::AllReduce, sum, Pieces::one(input, size), Pieces::one(input, size)),
+        "all_reduce" => call(
+            Kind::AllReduce,
+            sum,
+            Pieces::one(input, size),
+            Pieces::one(input, size),
+        ),
         "barrier" => call(Kind::Barrier, None, Pieces::new(), Pieces::new()),
-        "broadcast" if group.rank() == 0 => {
-            call(Kind::Broadcast, None, Pieces::one(input, size), Pieces::new())
-        }
-        "broadcast" => call(Kind::Broadcast, None, Pieces::new(), Pieces::one(output, size)),
-        "all_gather" => {
-            call(Kind::AllGather, None, Pieces::one(input, size / n), Pieces::split(output, size / n, n))
-        }
+        "broadcast" if group.rank() == 0 => call(
+            Kind::Broadcast,
+            None,
+            Pieces::one(input, size),
+            Pieces::new(),
+        ),
+        "broadcast" => call(
+            Kind::Broadcast,
+            None,
+            Pieces::new(),
+            Pieces::one(output, size),
+        ),
+        "all_gather" => call(
+            Kind::AllGather,
+            None,
+            Pieces::one(input, size / n),
+            Pieces::split(output, size / n, n),
+        ),
         "reduce_scatter" => call(
             Kind::ReduceScatter,
             sum,
@@ -169,7 +195,10 @@ fn measure(group: &Communicator, op: &str, size: usize, dtype: DType) -> f64 {
         0 => (Pieces::one(at, 8), Pieces::new()),
         _ => (Pieces::new(), Pieces::one(at, 8)),
     };
-    let share = Call { dtype: DType::U64, ..call(Kind::Broadcast, None, from, to) };
+    let share = Call {
+        dtype: DType::U64,
+        ..call(Kind::Broadcast, None, from, to)
+    };
     // SAFETY: as above.
     unsafe { group.collective(share, None) }
         .and_then(|operation| operation.wait(None))
@@ -196,9 +225,14 @@ fn ping_pong(group: &Communicator, input: *mut u8, output: *mut u8, bytes: usize
         return;
     }
     let wait = |operation: Result<Arc<tpu_dist_runtime::Operation>, _>| {
-        operation.and_then(|operation| operation.wait(None)).expect("the message arrives");
+        operation
+            .and_then(|operation| operation.wait(None))
+            .expect("the message arrives");
     };
-    let (from, to) = (Segment { ptr: input, bytes }, Segment { ptr: output, bytes });
+    let (from, to) = (
+        Segment { ptr: input, bytes },
+        Segment { ptr: output, bytes },
+    );
     // SAFETY: the caller's memory, and every message is waited for.
     unsafe {
         if me == 0 {

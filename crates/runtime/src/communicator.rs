@@ -55,15 +55,26 @@ pub struct GroupSpec {
 impl GroupSpec {
     fn check(&self) -> Result<(), Error> {
         let invalid = |argument, message| {
-            Err(Error::InvalidArgument { operation: "create group", argument, message })
+            Err(Error::InvalidArgument {
+                operation: "create group",
+                argument,
+                message,
+            })
         };
         if self.size == 0 || self.rank >= self.size {
-            return invalid("rank", format!("expected below size {}, got {}", self.size, self.rank));
+            return invalid(
+                "rank",
+                format!("expected below size {}, got {}", self.size, self.rank),
+            );
         }
         if self.global_ranks.len() != self.size as usize {
             return invalid(
                 "global_ranks",
-                format!("expected {} ranks, got {}", self.size, self.global_ranks.len()),
+                format!(
+                    "expected {} ranks, got {}",
+                    self.size,
+                    self.global_ranks.len()
+                ),
             );
         }
         Ok(())
@@ -137,7 +148,11 @@ impl Communicator {
         spec.check()?;
         refuse_fork("create group")?;
         let fabric = Fabric::get()?;
-        let known = if spec.default { None } else { World::current(&spec.global_ranks) };
+        let known = if spec.default {
+            None
+        } else {
+            World::current(&spec.global_ranks)
+        };
         let world = match known {
             Some(world) => world,
             None => Arc::new(World::meet(&fabric, &spec, store.as_ref())?),
@@ -169,7 +184,11 @@ impl Communicator {
             }
         }
         let child = Group::start(self.group.fabric.clone(), self.group.world.clone(), spec)?;
-        let mut children = self.group.children.lock().expect("no panic while children are held");
+        let mut children = self
+            .group
+            .children
+            .lock()
+            .expect("no panic while children are held");
         children.retain(|child| child.strong_count() > 0);
         children.push(Arc::downgrade(&child.group));
         Ok(child)
@@ -199,7 +218,13 @@ impl Communicator {
             let signature = job.signature;
             let group = group.clone();
             Arc::new(Operation::new(
-                group, signature, sequence, bytes as u64, timeout, completion, None,
+                group,
+                signature,
+                sequence,
+                bytes as u64,
+                timeout,
+                completion,
+                None,
             ))
         };
         let mut lane = group.lane();
@@ -228,7 +253,9 @@ impl Communicator {
             }
         } else {
             // How it went is in the operation; a signal leaves it running.
-            let _ = operation.wait(None);
+            if let Err(error @ Error::Interrupted { .. }) = operation.wait(None) {
+                return Err(error);
+            }
         }
         Ok(operation)
     }
@@ -307,7 +334,11 @@ impl Communicator {
             count: (data.bytes / dtype.size()) as u64,
             layout: 0,
         };
-        let key = Key { class: Class::PointToPoint, group: group.key, channel: tag as u32 as u64 };
+        let key = Key {
+            class: Class::PointToPoint,
+            group: group.key,
+            channel: tag as u32 as u64,
+        };
         let operation = Arc::new(Operation::new(
             group.clone(),
             signature,
@@ -315,13 +346,19 @@ impl Communicator {
             data.bytes as u64,
             timeout.unwrap_or_else(|| self.timeout()),
             completion,
-            Some(Message { key, peer, transfer: OnceLock::new() }),
+            Some(Message {
+                key,
+                peer,
+                transfer: OnceLock::new(),
+            }),
         ));
         let id = group.last_message.fetch_add(1, Ordering::Relaxed);
         group.pending().insert(id, operation.clone());
         let (owner, ended) = (Arc::downgrade(group), Arc::downgrade(&operation));
         let notify = move |transfer: &Transfer| {
-            let (Some(group), Some(operation)) = (owner.upgrade(), ended.upgrade()) else { return };
+            let (Some(group), Some(operation)) = (owner.upgrade(), ended.upgrade()) else {
+                return;
+            };
             let result = match transfer.result() {
                 Some(Ok(())) => Ok(()),
                 Some(Err(error)) => {
@@ -341,19 +378,25 @@ impl Communicator {
         }
         match (kind, peer) {
             (Kind::Send, Some(to)) => {
-                group.peer(to).link.send(key, group.spec.rank, transfer, Mode::PointToPoint);
+                group
+                    .peer(to)
+                    .link
+                    .send(key, group.spec.rank, transfer, Mode::PointToPoint);
             }
             (_, Some(from)) => {
-                group.peer(from).link.receive(key, group.spec.rank, transfer, Mode::PointToPoint);
+                group
+                    .peer(from)
+                    .link
+                    .receive(key, group.spec.rank, transfer, Mode::PointToPoint);
             }
             (_, None) => {
                 let links = group.peers.iter().flatten().map(|peer| &peer.link);
                 group.fabric.any_source.post(key, transfer, links);
             }
         }
-        if let Some(error) = group.failure.get() {
+        if let Some(error) = group.failure_of(&operation) {
             // The group failed in between: nobody else ends this one.
-            group.give_up(&operation, error.clone());
+            group.give_up(&operation, error);
             group.pending().remove(&id);
         } else if !operation.is_completed() {
             group.notice(false);
@@ -401,7 +444,9 @@ impl Communicator {
 
     /// Changes [`Communicator::timeout`], for operations that start from now on.
     pub fn set_timeout(&self, timeout: Duration) {
-        self.group.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
+        self.group
+            .timeout
+            .store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Number of collectives started.
@@ -431,7 +476,9 @@ impl Communicator {
             self.group.world.retire();
         }
         if !self.group.is_pending() {
-            self.group.tell_all(|| Control::Leave { group: self.group.key });
+            self.group.tell_all(|| Control::Leave {
+                group: self.group.key,
+            });
         }
     }
 
@@ -521,11 +568,15 @@ impl Group {
     }
 
     fn pending(&self) -> MutexGuard<'_, HashMap<u64, Arc<Operation>>> {
-        self.pending.lock().expect("no panic while messages are held")
+        self.pending
+            .lock()
+            .expect("no panic while messages are held")
     }
 
     fn peer(&self, rank: u32) -> &Arc<Peer> {
-        self.peers[rank as usize].as_ref().expect("checked to be another rank")
+        self.peers[rank as usize]
+            .as_ref()
+            .expect("checked to be another rank")
     }
 
     fn notice(&self, urgent: bool) {
@@ -537,7 +588,10 @@ impl Group {
     /// As `group 'dp' (rank 1 of 4), all_reduce(SUM, float32, 8 elements) number 12`.
     pub(crate) fn context(&self, signature: &Signature, sequence: u64) -> String {
         let Group { spec, .. } = self;
-        format!("group '{}' (rank {} of {}), {signature}, sequence number {sequence}", spec.name, spec.rank, spec.size)
+        format!(
+            "group '{}' (rank {} of {}), {signature}, sequence number {sequence}",
+            spec.name, spec.rank, spec.size
+        )
     }
 
     /// As `rank 2 (host vm1, pid 17)`.
@@ -555,13 +609,19 @@ impl Group {
         refuse_fork(operation)?;
         if let Some(failure) = self.failure.get() {
             return Err(Error::Failed {
-                context: format!("group '{}' (rank {}), {operation}", self.spec.name, self.spec.rank),
+                context: format!(
+                    "group '{}' (rank {}), {operation}",
+                    self.spec.name, self.spec.rank
+                ),
                 cause: failure.to_string(),
             });
         }
         if self.shut_down.load(Ordering::Acquire) {
             return Err(Error::Aborted {
-                context: format!("group '{}' (rank {}), {operation}", self.spec.name, self.spec.rank),
+                context: format!(
+                    "group '{}' (rank {}), {operation}",
+                    self.spec.name, self.spec.rank
+                ),
                 reason: "the group was shut down on this rank".to_owned(),
             });
         }
@@ -575,11 +635,21 @@ impl Group {
         let ranks = self.spec.size as usize;
         let size = call.dtype.size();
         let invalid = |argument, message| {
-            Err(Error::InvalidArgument { operation: kind.name(), argument, message })
+            Err(Error::InvalidArgument {
+                operation: kind.name(),
+                argument,
+                message,
+            })
         };
-        let rooted = matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter);
+        let rooted = matches!(
+            kind,
+            Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter
+        );
         if rooted && call.root >= self.spec.size {
-            return invalid("root", format!("expected a rank below {ranks}, got {}", call.root));
+            return invalid(
+                "root",
+                format!("expected a rank below {ranks}, got {}", call.root),
+            );
         }
         let is_root = call.root == self.spec.rank;
         let (inputs, outputs) = match kind {
@@ -597,17 +667,26 @@ impl Group {
             }
         };
         if call.input.len() != inputs {
-            return invalid("input", format!("expected {inputs} pieces, got {}", call.input.len()));
+            return invalid(
+                "input",
+                format!("expected {inputs} pieces, got {}", call.input.len()),
+            );
         }
         if call.output.len() != outputs {
-            return invalid("output", format!("expected {outputs} pieces, got {}", call.output.len()));
+            return invalid(
+                "output",
+                format!("expected {outputs} pieces, got {}", call.output.len()),
+            );
         }
         let all = call.input.segments().iter().chain(call.output.segments());
         for segment in all {
             if segment.bytes % size != 0 {
                 return invalid(
                     "input",
-                    format!("expected whole elements of {size} bytes, got {} bytes", segment.bytes),
+                    format!(
+                        "expected whole elements of {size} bytes, got {} bytes",
+                        segment.bytes
+                    ),
                 );
             }
         }
@@ -628,7 +707,11 @@ impl Group {
             Kind::Reduce if is_root => same("output", bytes(&call.input), bytes(&call.output))?,
             Kind::AllGather => same("output", bytes(&call.input), call.output.piece_bytes(me))?,
             Kind::ReduceScatter => same("output", call.input.piece_bytes(me), bytes(&call.output))?,
-            Kind::AllToAll => same("output", call.input.piece_bytes(me), call.output.piece_bytes(me))?,
+            Kind::AllToAll => same(
+                "output",
+                call.input.piece_bytes(me),
+                call.output.piece_bytes(me),
+            )?,
             Kind::Gather if is_root => {
                 for piece in 0..ranks {
                     same("output", bytes(&call.input), call.output.piece_bytes(piece))?;
@@ -656,7 +739,11 @@ impl Group {
             _ => None,
         };
         let signature = signature(&call);
-        Ok(Job { call, signature, reducer })
+        Ok(Job {
+            call,
+            signature,
+            reducer,
+        })
     }
 
     // ---- running collectives ----
@@ -691,7 +778,9 @@ impl Group {
             Ok(Ok(Err(failure))) => Err(self.failed(operation, failure)),
             Ok(Err(error)) => Err(error),
             Err(Interrupted) => {
-                let error = Error::Interrupted { context: operation.context() };
+                let error = Error::Interrupted {
+                    context: operation.context(),
+                };
                 self.fail(error.clone(), true);
                 Err(error)
             }
@@ -702,18 +791,22 @@ impl Group {
     pub(crate) fn advance_lane(self: &Arc<Group>) -> bool {
         let mut ended = false;
         loop {
-            let Ok(mut lane) = self.lane.try_lock() else { return ended };
+            let Ok(mut lane) = self.lane.try_lock() else {
+                return ended;
+            };
             if lane.running {
                 return ended;
             }
-            let Some((operation, mut future)) = lane.queue.pop_front() else { return ended };
+            let Some((operation, mut future)) = lane.queue.pop_front() else {
+                return ended;
+            };
             lane.running = true;
             drop(lane);
             let mut context = Context::from_waker(Waker::noop());
             let result = match future.as_mut().poll(&mut context) {
                 Poll::Ready(Ok(())) => Some(Ok(())),
                 Poll::Ready(Err(failure)) => Some(Err(self.failed(&operation, failure))),
-                Poll::Pending => self.failure.get().map(|error| Err(error.clone())),
+                Poll::Pending => self.failure_of(&operation).map(Err),
             };
             match result {
                 Some(result) => {
@@ -737,7 +830,11 @@ impl Group {
     pub(crate) fn check_deadlines(self: &Arc<Group>, now: Instant) {
         let first = {
             let lane = self.lane();
-            if lane.running { None } else { lane.queue.front().map(|(operation, _)| operation.clone()) }
+            if lane.running {
+                None
+            } else {
+                lane.queue.front().map(|(operation, _)| operation.clone())
+            }
         };
         if let Some(operation) = first {
             // A failure of the group is noticed by whoever polls the lane.
@@ -746,7 +843,10 @@ impl Group {
         }
         let messages: Vec<(u64, Arc<Operation>)> = {
             let pending = self.pending();
-            pending.iter().map(|(&id, operation)| (id, operation.clone())).collect()
+            pending
+                .iter()
+                .map(|(&id, operation)| (id, operation.clone()))
+                .collect()
         };
         for (id, operation) in messages {
             let peer = operation.message().and_then(|message| message.peer);
@@ -773,8 +873,8 @@ impl Group {
 
     /// Why a running collective cannot go on, if so.
     fn overdue(self: &Arc<Group>, operation: &Operation, now: Instant) -> Option<Error> {
-        if let Some(error) = self.failure.get() {
-            return Some(error.clone());
+        if let Some(error) = self.failure_of(operation) {
+            return Some(error);
         }
         let error = if operation.is_late(now) {
             let missing = self.late(operation.sequence());
@@ -786,7 +886,12 @@ impl Group {
                 }
             };
             let (context, timeout) = (operation.context(), operation.timeout());
-            Error::Timeout { context, timeout, detail, missing }
+            Error::Timeout {
+                context,
+                timeout,
+                detail,
+                missing,
+            }
         } else {
             let waits_for = match &self.engine {
                 _ if !self.has_left.load(Ordering::Acquire) => return None,
@@ -829,6 +934,18 @@ impl Group {
 
     // ---- failures ----
 
+    /// The failure of the group, as that of one of its operations.
+    fn failure_of(&self, operation: &Operation) -> Option<Error> {
+        let mut error = self.failure.get()?.clone();
+        match &mut error {
+            Error::PeerLost { context, .. } | Error::Aborted { context, .. } => {
+                *context = operation.context();
+            }
+            _ => {}
+        }
+        Some(error)
+    }
+
     fn lost(&self, context: &str, rank: u32, reason: &str) -> Error {
         Error::PeerLost {
             context: context.to_owned(),
@@ -860,14 +977,24 @@ impl Group {
     fn failed(self: &Arc<Group>, operation: &Operation, failure: Failure) -> Error {
         let context = operation.context();
         match failure {
-            Failure::Mismatch { rank, theirs, own_rank, ours } => Error::Mismatch {
+            Failure::Mismatch {
+                rank,
+                theirs,
+                own_rank,
+                ours,
+            } => Error::Mismatch {
                 context,
                 rank,
                 theirs: theirs.to_string().into(),
                 own_rank,
                 ours: ours.to_string().into(),
             },
-            Failure::Splits { from, to, sent, expected } => Error::Mismatch {
+            Failure::Splits {
+                from,
+                to,
+                sent,
+                expected,
+            } => Error::Mismatch {
                 context,
                 rank: from,
                 theirs: format!("all_to_all sending {sent} bytes to rank {to}").into(),
@@ -875,7 +1002,7 @@ impl Group {
                 ours: format!("all_to_all expecting {expected} bytes from rank {from}").into(),
             },
             Failure::Link { rank, error } => {
-                let cause = self.failure.get().cloned();
+                let cause = self.failure_of(operation);
                 let error = cause.unwrap_or_else(|| self.link_error(&context, rank, &error));
                 self.fail(error.clone(), true);
                 error
@@ -891,11 +1018,16 @@ impl Group {
         }
         if tell {
             // Whoever has a connection to a dead rank says so: the others may have none.
-            self.tell_all(|| Control::Abort { group: self.key, reason: reason.clone() });
+            self.tell_all(|| Control::Abort {
+                group: self.key,
+                reason: reason.clone(),
+            });
         }
-        let messages: Vec<Arc<Operation>> = self.pending().drain().map(|(_, message)| message).collect();
+        let messages: Vec<Arc<Operation>> =
+            self.pending().drain().map(|(_, message)| message).collect();
         for message in messages {
-            self.give_up(&message, error.clone());
+            let error = self.failure_of(&message).unwrap_or_else(|| error.clone());
+            self.give_up(&message, error);
         }
         self.fabric.ring_own();
         if self.is_pending() {
@@ -927,7 +1059,10 @@ impl Group {
         let spec = &self.spec;
         self.fail(
             Error::Aborted {
-                context: format!("group '{}' (rank {} of {})", spec.name, spec.rank, spec.size),
+                context: format!(
+                    "group '{}' (rank {} of {})",
+                    spec.name, spec.rank, spec.size
+                ),
                 reason: format!("rank {}: {reason}", spec.rank),
             },
             true,
@@ -936,7 +1071,10 @@ impl Group {
             self.world.retire();
         }
         let children: Vec<Arc<Group>> = {
-            let children = self.children.lock().expect("no panic while children are held");
+            let children = self
+                .children
+                .lock()
+                .expect("no panic while children are held");
             children.iter().filter_map(Weak::upgrade).collect()
         };
         for child in children {
@@ -958,7 +1096,11 @@ impl Group {
         wait_all_ranks: bool,
     ) -> Result<(), Error> {
         let start = Instant::now();
-        let key = Key { class: Class::Monitor, group: self.key, channel: 0 };
+        let key = Key {
+            class: Class::Monitor,
+            group: self.key,
+            channel: 0,
+        };
         let me = self.spec.rank;
         let milliseconds = timeout.as_millis();
         if me == 0 && timeout.is_zero() {
@@ -969,8 +1111,14 @@ impl Group {
         }
         // The answer of rank 0: nothing, or the ranks that are missing.
         let mut answer = [0u8; 256];
-        let answer_segment = Segment { ptr: answer.as_mut_ptr(), bytes: answer.len() };
-        let nothing = Segment { ptr: std::ptr::null_mut(), bytes: 0 };
+        let answer_segment = Segment {
+            ptr: answer.as_mut_ptr(),
+            bytes: answer.len(),
+        };
+        let nothing = Segment {
+            ptr: std::ptr::null_mut(),
+            bytes: 0,
+        };
         let begin = |rank: u32, segment: Segment, send: bool| {
             // SAFETY: `answer` lives until the end of this call, before which every transfer that
             // uses it has ended or is cancelled by its guard.
@@ -981,10 +1129,17 @@ impl Group {
             } else {
                 link.receive(key, me, transfer.clone(), Mode::Collective);
             }
-            Pending { group: self, rank, transfer }
+            Pending {
+                group: self,
+                rank,
+                transfer,
+            }
         };
         let await_all = |list: &[Pending<'_>], end: Instant| {
-            let ended = || list.iter().all(|pending| pending.transfer.result().is_some());
+            let ended = || {
+                list.iter()
+                    .all(|pending| pending.transfer.result().is_some())
+            };
             let failed = || self.failure.get().cloned();
             wait(
                 &self.fabric,
@@ -1015,23 +1170,42 @@ impl Group {
                 message: format!(
                     "Rank {me} successfully reached monitoredBarrier, but received errors while waiting for \
                      send/recv from rank 0: {}",
-                    if passed { String::from_utf8_lossy(text) } else { "it did not answer".into() }
+                    if passed {
+                        String::from_utf8_lossy(text)
+                    } else {
+                        "it did not answer".into()
+                    }
                 ),
                 missing: Vec::new(),
             });
         }
-        let arrived: Vec<Pending<'_>> = others.iter().map(|&rank| begin(rank, nothing, false)).collect();
+        let arrived: Vec<Pending<'_>> = others
+            .iter()
+            .map(|&rank| begin(rank, nothing, false))
+            .collect();
         if let Some(error) = await_all(&arrived, start + timeout).map_err(interrupted)? {
             return Err(error);
         }
         let passed = |pending: &&Pending<'_>| pending.transfer.result() == Some(Ok(()));
-        let present: Vec<u32> = arrived.iter().filter(passed).map(|pending| pending.rank).collect();
-        let missing: Vec<u32> = others.iter().copied().filter(|rank| !present.contains(rank)).collect();
+        let present: Vec<u32> = arrived
+            .iter()
+            .filter(passed)
+            .map(|pending| pending.rank)
+            .collect();
+        let missing: Vec<u32> = others
+            .iter()
+            .copied()
+            .filter(|rank| !present.contains(rank))
+            .collect();
         drop(arrived);
         let result = if missing.is_empty() {
             Ok(())
         } else {
-            let named: Vec<u32> = if wait_all_ranks { missing.clone() } else { vec![missing[0]] };
+            let named: Vec<u32> = if wait_all_ranks {
+                missing.clone()
+            } else {
+                vec![missing[0]]
+            };
             let list: Vec<String> = named.iter().map(u32::to_string).collect();
             let places: Vec<String> = named.iter().map(|&rank| self.name(rank)).collect();
             let message = format!(
@@ -1045,8 +1219,10 @@ impl Group {
             answer[..length].copy_from_slice(&bytes[..length]);
             Err(Error::Monitored { message, missing })
         };
-        let answers: Vec<Pending<'_>> =
-            present.iter().map(|&rank| begin(rank, answer_segment, true)).collect();
+        let answers: Vec<Pending<'_>> = present
+            .iter()
+            .map(|&rank| begin(rank, answer_segment, true))
+            .collect();
         await_all(&answers, Instant::now() + LEAVE_GRACE.max(timeout)).map_err(interrupted)?;
         result
     }
@@ -1069,7 +1245,9 @@ impl Drop for Pending<'_> {
 
 impl Member for Group {
     fn peer_gone(&self, peer: &Peer, reason: &str, in_order: bool) {
-        let Some(rank) = self.rank_of(peer) else { return };
+        let Some(rank) = self.rank_of(peer) else {
+            return;
+        };
         if in_order {
             self.note_left(rank, reason);
         } else if let Some(group) = self.itself() {
@@ -1085,7 +1263,9 @@ impl Member for Group {
     }
 
     fn aborted_by(&self, peer: &Peer, reason: &str) {
-        let (Some(rank), Some(group)) = (self.rank_of(peer), self.itself()) else { return };
+        let (Some(rank), Some(group)) = (self.rank_of(peer), self.itself()) else {
+            return;
+        };
         let context = format!("group '{}' (rank {})", self.spec.name, self.spec.rank);
         let reason = format!("by {}: {reason}", self.name(rank));
         group.fail(Error::Aborted { context, reason }, false);
@@ -1099,7 +1279,9 @@ impl Member for Group {
 impl Group {
     fn rank_of(&self, peer: &Peer) -> Option<u32> {
         let is = |other: &Option<Arc<Peer>>| {
-            other.as_ref().is_some_and(|other| std::ptr::eq(Arc::as_ptr(other), peer))
+            other
+                .as_ref()
+                .is_some_and(|other| std::ptr::eq(Arc::as_ptr(other), peer))
         };
         self.peers.iter().position(is).map(|rank| rank as u32)
     }
@@ -1117,7 +1299,9 @@ impl Group {
 
 impl Work for Group {
     fn advance(&self, now: Instant) -> bool {
-        let Some(group) = self.itself() else { return false };
+        let Some(group) = self.itself() else {
+            return false;
+        };
         let ended = group.advance_lane();
         group.check_deadlines(now);
         ended
@@ -1163,7 +1347,9 @@ fn reap(ended: Option<Local>) {
 
 fn refuse_fork(operation: &'static str) -> Result<(), Error> {
     if is_forked() {
-        return Err(Error::Forked { context: operation.to_owned() });
+        return Err(Error::Forked {
+            context: operation.to_owned(),
+        });
     }
     Ok(())
 }
@@ -1175,15 +1361,21 @@ fn signature(call: &Call) -> Signature {
         Signature::layout_of(pieces.segments().iter().map(|segment| segment.bytes as u64))
     };
     let total = |pieces: &Pieces| (pieces.bytes() / size) as u64;
-    let rooted =
-        matches!(call.kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter);
+    let rooted = matches!(
+        call.kind,
+        Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter
+    );
     let (count, layout) = match call.kind {
         Kind::AllReduce | Kind::Reduce | Kind::Gather | Kind::ReduceScatter | Kind::AllToAll => {
             (total(&call.input), sizes(&call.input))
         }
         Kind::AllGather | Kind::Scatter => (total(&call.output), sizes(&call.output)),
         Kind::Broadcast => {
-            let data = if call.input.is_empty() { &call.output } else { &call.input };
+            let data = if call.input.is_empty() {
+                &call.output
+            } else {
+                &call.input
+            };
             (total(data), sizes(data))
         }
         Kind::Barrier | Kind::Send | Kind::Recv | Kind::MonitoredBarrier => (0, 0),

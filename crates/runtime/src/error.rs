@@ -102,7 +102,9 @@ pub enum Error {
         context: String,
     },
     /// The process forked after the group was made.
-    #[error("{context}: this process was forked after the group was created; groups cannot be used in the child")]
+    #[error(
+        "{context}: this process was forked after the group was created; groups cannot be used in the child"
+    )]
     Forked {
         /// Group and operation.
         context: String,

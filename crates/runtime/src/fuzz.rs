@@ -40,7 +40,10 @@ impl Stream for Script {
         for part in parts {
             let count = part.bytes.min(left).min(self.bytes.len() - self.at);
             // SAFETY: a part is writable memory; the source lies in `bytes`.
-            unsafe { part.ptr.copy_from_nonoverlapping(self.bytes[self.at..].as_ptr(), count) };
+            unsafe {
+                part.ptr
+                    .copy_from_nonoverlapping(self.bytes[self.at..].as_ptr(), count)
+            };
             self.at += count;
             left -= count;
             read += count;
@@ -54,13 +57,26 @@ impl Stream for Script {
 pub fn link(bytes: &[u8]) {
     const GUARD: u8 = 0xa5;
     let link = Link::new(std::sync::Arc::default());
-    link.add_stream(Box::new(Script { bytes: bytes.to_vec(), at: 0 }));
+    link.add_stream(Box::new(Script {
+        bytes: bytes.to_vec(),
+        at: 0,
+    }));
     let mut memory = vec![GUARD; 3 * 4096];
     let start = memory.as_mut_ptr();
-    let key = Key { class: Class::PointToPoint, group: 2, channel: 1 };
-    let segment = |bytes| Segment { ptr: start.wrapping_add(4096), bytes };
+    let key = Key {
+        class: Class::PointToPoint,
+        group: 2,
+        channel: 1,
+    };
+    let segment = |bytes| Segment {
+        ptr: start.wrapping_add(4096),
+        bytes,
+    };
     let mut data = vec![0u8; 100_000];
-    let large = Segment { ptr: data.as_mut_ptr(), bytes: data.len() };
+    let large = Segment {
+        ptr: data.as_mut_ptr(),
+        bytes: data.len(),
+    };
     // SAFETY: the memory outlives the link's use of it: every transfer has ended below.
     let transfers = unsafe {
         [
@@ -77,7 +93,12 @@ pub fn link(bytes: &[u8]) {
     while link.progress() {}
     link.close("the script is over");
     assert!(transfers.iter().all(|transfer| transfer.result().is_some()));
-    assert!(memory[..4096].iter().chain(&memory[2 * 4096..]).all(|&byte| byte == GUARD));
+    assert!(
+        memory[..4096]
+            .iter()
+            .chain(&memory[2 * 4096..])
+            .all(|&byte| byte == GUARD)
+    );
 }
 
 #[cfg(test)]

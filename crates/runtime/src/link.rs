@@ -110,7 +110,11 @@ impl Transfer {
         static TICKET: AtomicU64 = AtomicU64::new(0);
         let bytes = segments.iter().map(|segment| segment.bytes).sum();
         Arc::new(Transfer {
-            segments: segments.iter().filter(|segment| segment.bytes > 0).copied().collect(),
+            segments: segments
+                .iter()
+                .filter(|segment| segment.bytes > 0)
+                .copied()
+                .collect(),
             bytes,
             left: AtomicUsize::new(bytes),
             state: AtomicU8::new(PENDING),
@@ -127,7 +131,11 @@ impl Transfer {
         match self.state.load(Ordering::Acquire) {
             PENDING => None,
             DONE => Some(Ok(())),
-            _ => Some(Err(self.error.get().cloned().unwrap_or(LinkError::Cancelled))),
+            _ => Some(Err(self
+                .error
+                .get()
+                .cloned()
+                .unwrap_or(LinkError::Cancelled))),
         }
     }
 
@@ -200,7 +208,9 @@ pub(crate) struct AnySource {
 
 impl AnySource {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, VecDeque<Arc<Transfer>>>> {
-        self.posted.lock().expect("no panic while the table is held")
+        self.posted
+            .lock()
+            .expect("no panic while the table is held")
     }
 
     /// Takes the first receive for `key`, if it was posted before `ticket`.
@@ -238,7 +248,9 @@ impl AnySource {
     /// Takes back a receive that found no message. False: a link has it already.
     pub(crate) fn cancel(&self, key: &Key, transfer: &Arc<Transfer>) -> bool {
         let mut posted = self.lock();
-        let Some(queue) = posted.get_mut(key) else { return false };
+        let Some(queue) = posted.get_mut(key) else {
+            return false;
+        };
         let before = queue.len();
         queue.retain(|other| !Arc::ptr_eq(other, transfer));
         let removed = queue.len() < before;
@@ -278,8 +290,16 @@ struct Sending {
 
 /// Where the payload being read goes.
 enum Sink {
-    Receive { transfer: Arc<Transfer>, offset: usize, receive: Option<u64> },
-    Store { key: Key, source: u32, data: Vec<u8> },
+    Receive {
+        transfer: Arc<Transfer>,
+        offset: usize,
+        receive: Option<u64>,
+    },
+    Store {
+        key: Key,
+        source: u32,
+        data: Vec<u8>,
+    },
     Discard,
 }
 
@@ -337,7 +357,11 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(any: Arc<AnySource>) -> Link {
-        Link { inner: Mutex::default(), any, busy: AtomicBool::new(false) }
+        Link {
+            inner: Mutex::default(),
+            any,
+            busy: AtomicBool::new(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -346,7 +370,11 @@ impl Link {
 
     /// Adds a stream. Frames that keep order use the first one.
     pub(crate) fn add_stream(&self, stream: Box<dyn Stream>) {
-        let ahead = if stream.fd().is_some() { READ_AHEAD } else { Frame::LEN };
+        let ahead = if stream.fd().is_some() {
+            READ_AHEAD
+        } else {
+            Frame::LEN
+        };
         self.lock().lanes.push(Lane {
             stream,
             writing: None,
@@ -431,7 +459,9 @@ impl Link {
     /// As [`Link::progress`], unless another thread is at it.
     pub(crate) fn try_progress(&self) -> bool {
         let mut finished = Finished::default();
-        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let Ok(mut inner) = self.inner.try_lock() else {
+            return false;
+        };
         let moved = inner.turn(self, &mut finished);
         drop(inner);
         finished.tell();
@@ -493,7 +523,11 @@ impl Inner {
     }
 
     fn push(&mut self, frame: Frame, payload: Option<(Arc<Transfer>, usize, usize)>) {
-        self.frames.push_back(Outgoing { head: frame.encode(), payload, written: 0 });
+        self.frames.push_back(Outgoing {
+            head: frame.encode(),
+            payload,
+            written: 0,
+        });
     }
 
     fn send(
@@ -524,7 +558,11 @@ impl Inner {
             self.offered.insert(frame.id, transfer);
             self.push(frame, None);
         } else if let Some(receive) = pop(&mut self.ready, &key) {
-            self.sending.push_back(Sending { transfer, receive, next: 0 });
+            self.sending.push_back(Sending {
+                transfer,
+                receive,
+                next: 0,
+            });
         } else {
             self.awaiting.entry(key).or_default().push_back(transfer);
         }
@@ -619,7 +657,11 @@ impl Inner {
     fn consume(&mut self, bytes: usize) {
         self.eager_consumed += bytes;
         if self.eager_consumed >= CREDIT_BYTES / 4 {
-            let key = Key { class: Class::PointToPoint, group: 0, channel: 0 };
+            let key = Key {
+                class: Class::PointToPoint,
+                group: 0,
+                channel: 0,
+            };
             let mut frame = frame(FrameKind::Credit, key, 0);
             frame.bytes = std::mem::take(&mut self.eager_consumed) as u64;
             self.push(frame, None);
@@ -648,7 +690,11 @@ impl Inner {
             keep
         });
         for receive in told {
-            let key = Key { class: Class::PointToPoint, group: 0, channel: 0 };
+            let key = Key {
+                class: Class::PointToPoint,
+                group: 0,
+                channel: 0,
+            };
             let mut frame = frame(FrameKind::Cancelled, key, 0);
             frame.id = receive;
             self.push(frame, None);
@@ -687,7 +733,9 @@ impl Inner {
                     self.lanes[index].writing = self.next_outgoing(index == 0);
                 }
                 let lane = &mut self.lanes[index];
-                let Some(outgoing) = &mut lane.writing else { break };
+                let Some(outgoing) = &mut lane.writing else {
+                    break;
+                };
                 match outgoing.write(lane.stream.as_mut()) {
                     Ok((written, complete)) => {
                         moved |= written > 0;
@@ -703,7 +751,8 @@ impl Inner {
                         return true;
                     }
                 }
-                if let Some((transfer, _, bytes)) = lane.writing.take().and_then(|out| out.payload) {
+                if let Some((transfer, _, bytes)) = lane.writing.take().and_then(|out| out.payload)
+                {
                     let left = transfer.left.fetch_sub(bytes, Ordering::Relaxed);
                     if left == bytes {
                         finished.add(transfer, Ok(()));
@@ -720,7 +769,11 @@ impl Inner {
         }
         let mut sending = self.sending.pop_front()?;
         let bytes = FRAGMENT_BYTES.min(sending.transfer.bytes - sending.next);
-        let key = Key { class: Class::PointToPoint, group: 0, channel: 0 };
+        let key = Key {
+            class: Class::PointToPoint,
+            group: 0,
+            channel: 0,
+        };
         let mut frame = frame(FrameKind::Data, key, 0);
         frame.id = sending.receive;
         frame.other = sending.next as u64;
@@ -730,7 +783,11 @@ impl Inner {
         if sending.next < sending.transfer.bytes {
             self.sending.push_back(sending);
         }
-        Some(Outgoing { head: frame.encode(), payload, written: 0 })
+        Some(Outgoing {
+            head: frame.encode(),
+            payload,
+            written: 0,
+        })
     }
 
     fn read(&mut self, any: &AnySource, finished: &mut Finished) -> bool {
@@ -773,8 +830,12 @@ impl Inner {
                 lane.drain_buffer();
                 continue;
             }
-            let Some(head) = lane.buffer[lane.start..lane.end].first_chunk() else { return true };
-            let Some(frame) = Frame::decode(head) else { return false };
+            let Some(head) = lane.buffer[lane.start..lane.end].first_chunk() else {
+                return true;
+            };
+            let Some(frame) = Frame::decode(head) else {
+                return false;
+            };
             lane.start += Frame::LEN;
             match self.handle(frame, any, finished) {
                 Some(sink) => {
@@ -790,7 +851,11 @@ impl Inner {
 
     /// Acts on a frame; returns where its payload goes. `None`: the peer broke the protocol.
     fn handle(&mut self, frame: Frame, any: &AnySource, finished: &mut Finished) -> Option<Sink> {
-        let key = Key { class: frame.class, group: frame.group, channel: frame.channel };
+        let key = Key {
+            class: frame.class,
+            group: frame.group,
+            channel: frame.channel,
+        };
         match frame.kind {
             FrameKind::Eager => {
                 if frame.bytes > EAGER_BYTES as u64 {
@@ -804,7 +869,11 @@ impl Inner {
                         }
                     }
                     let data = Vec::with_capacity(frame.bytes as usize);
-                    return Some(Sink::Store { key, source: frame.source, data });
+                    return Some(Sink::Store {
+                        key,
+                        source: frame.source,
+                        data,
+                    });
                 };
                 if key.class == Class::PointToPoint {
                     self.consume(frame.bytes as usize);
@@ -814,18 +883,33 @@ impl Inner {
                     finished.add(transfer, Err(error));
                     return Some(Sink::Discard);
                 }
-                Some(Sink::Receive { transfer, offset: 0, receive: None })
+                Some(Sink::Receive {
+                    transfer,
+                    offset: 0,
+                    receive: None,
+                })
             }
             FrameKind::Offer => {
                 match self.take_posted(&key, any) {
                     Some(transfer) => {
-                        self.accept(&key, frame.source, frame.id, frame.bytes, transfer, finished);
+                        self.accept(
+                            &key,
+                            frame.source,
+                            frame.id,
+                            frame.bytes,
+                            transfer,
+                            finished,
+                        );
                     }
-                    None => self.unexpected.entry(key).or_default().push_back(Unexpected::Offer {
-                        source: frame.source,
-                        id: frame.id,
-                        bytes: frame.bytes,
-                    }),
+                    None => self
+                        .unexpected
+                        .entry(key)
+                        .or_default()
+                        .push_back(Unexpected::Offer {
+                            source: frame.source,
+                            id: frame.id,
+                            bytes: frame.bytes,
+                        }),
                 }
                 Some(Sink::Discard)
             }
@@ -842,14 +926,30 @@ impl Inner {
                 };
                 match sender {
                     Some(transfer) if transfer.bytes as u64 == frame.bytes => {
-                        self.sending.push_back(Sending { transfer, receive: frame.id, next: 0 });
+                        self.sending.push_back(Sending {
+                            transfer,
+                            receive: frame.id,
+                            next: 0,
+                        });
                     }
                     Some(transfer) => {
                         let sent = transfer.bytes as u64;
-                        finished.add(transfer, Err(LinkError::Size { sent, expected: frame.bytes }));
+                        finished.add(
+                            transfer,
+                            Err(LinkError::Size {
+                                sent,
+                                expected: frame.bytes,
+                            }),
+                        );
                     }
                     // Given up in the meantime.
-                    None => self.push(Frame { kind: FrameKind::Cancelled, ..frame }, None),
+                    None => self.push(
+                        Frame {
+                            kind: FrameKind::Cancelled,
+                            ..frame
+                        },
+                        None,
+                    ),
                 }
                 Some(Sink::Discard)
             }
@@ -862,12 +962,22 @@ impl Inner {
                     return None;
                 }
                 let (transfer, offset) = (transfer.clone(), frame.other as usize);
-                Some(Sink::Receive { transfer, offset, receive: Some(frame.id) })
+                Some(Sink::Receive {
+                    transfer,
+                    offset,
+                    receive: Some(frame.id),
+                })
             }
             FrameKind::Refuse => {
                 if let Some(transfer) = self.offered.remove(&frame.id) {
                     let sent = transfer.bytes as u64;
-                    finished.add(transfer, Err(LinkError::Size { sent, expected: frame.bytes }));
+                    finished.add(
+                        transfer,
+                        Err(LinkError::Size {
+                            sent,
+                            expected: frame.bytes,
+                        }),
+                    );
                 }
                 Some(Sink::Discard)
             }
@@ -878,8 +988,9 @@ impl Inner {
                 Some(Sink::Discard)
             }
             FrameKind::Credit => {
-                self.eager_unacknowledged =
-                    self.eager_unacknowledged.checked_sub(frame.bytes as usize)?;
+                self.eager_unacknowledged = self
+                    .eager_unacknowledged
+                    .checked_sub(frame.bytes as usize)?;
                 Some(Sink::Discard)
             }
         }
@@ -887,7 +998,11 @@ impl Inner {
 
     /// The receive that the next message for `key` belongs to.
     fn take_posted(&mut self, key: &Key, any: &AnySource) -> Option<Arc<Transfer>> {
-        let ticket = self.posted.get(key).and_then(|queue| queue.front()).map(|first| first.ticket);
+        let ticket = self
+            .posted
+            .get(key)
+            .and_then(|queue| queue.front())
+            .map(|first| first.ticket);
         if key.class == Class::PointToPoint
             && let Some(transfer) = any.take(key, ticket.unwrap_or(u64::MAX))
         {
@@ -899,7 +1014,9 @@ impl Inner {
     /// A payload is complete.
     fn complete(&mut self, sink: Sink, any: &AnySource, finished: &mut Finished) {
         match sink {
-            Sink::Receive { transfer, receive, .. } => {
+            Sink::Receive {
+                transfer, receive, ..
+            } => {
                 if transfer.left.load(Ordering::Relaxed) == 0 {
                     if let Some(id) = receive {
                         self.receiving.remove(&id);
@@ -908,7 +1025,10 @@ impl Inner {
                 }
             }
             Sink::Store { key, source, data } => {
-                self.unexpected.entry(key).or_default().push_back(Unexpected::Eager { source, data });
+                self.unexpected
+                    .entry(key)
+                    .or_default()
+                    .push_back(Unexpected::Eager { source, data });
                 // A receive may have been posted while the payload was on its way.
                 if let Some(transfer) = self.take_posted(&key, any) {
                     self.match_unexpected(&key, transfer, finished);
@@ -933,9 +1053,16 @@ impl Inner {
         self.closed = Some(reason.to_owned());
         let queued = std::mem::take(&mut self.frames);
         let writing = self.lanes.drain(..).filter_map(|lane| lane.writing);
-        let from_frames = queued.into_iter().chain(writing).filter_map(|out| out.payload);
+        let from_frames = queued
+            .into_iter()
+            .chain(writing)
+            .filter_map(|out| out.payload);
         let mut pending: Vec<_> = from_frames.map(|(transfer, ..)| transfer).collect();
-        pending.extend(std::mem::take(&mut self.sending).into_iter().map(|sending| sending.transfer));
+        pending.extend(
+            std::mem::take(&mut self.sending)
+                .into_iter()
+                .map(|sending| sending.transfer),
+        );
         pending.extend(std::mem::take(&mut self.offered).into_values());
         pending.extend(std::mem::take(&mut self.receiving).into_values());
         pending.extend(std::mem::take(&mut self.posted).into_values().flatten());
@@ -955,13 +1082,19 @@ impl Outgoing {
         let total = Frame::LEN + payload;
         let head = &self.head[self.written.min(Frame::LEN)..];
         if !head.is_empty() {
-            parts.push(WritePart { ptr: head.as_ptr(), bytes: head.len() });
+            parts.push(WritePart {
+                ptr: head.as_ptr(),
+                bytes: head.len(),
+            });
         }
         if let Some((transfer, offset, bytes)) = &self.payload {
             let done = self.written.saturating_sub(Frame::LEN);
             if transfer.is_cancelled() {
                 let bytes = (bytes - done).min(ZEROS.len());
-                parts.push(WritePart { ptr: ZEROS.as_ptr(), bytes });
+                parts.push(WritePart {
+                    ptr: ZEROS.as_ptr(),
+                    bytes,
+                });
             } else {
                 transfer.parts(offset + done, bytes - done, |ptr, bytes| {
                     parts.push(WritePart { ptr, bytes });
@@ -999,7 +1132,10 @@ impl Lane {
         }
         let ahead = &mut self.buffer[self.end..];
         if !ahead.is_empty() {
-            parts.push(ReadPart { ptr: ahead.as_mut_ptr(), bytes: ahead.len() });
+            parts.push(ReadPart {
+                ptr: ahead.as_mut_ptr(),
+                bytes: ahead.len(),
+            });
         }
         let read = self.stream.read(&parts)?;
         let placed = read.min(sink_bytes);
@@ -1010,7 +1146,9 @@ impl Lane {
 
     /// Moves read-ahead bytes to the payload that is awaited.
     fn drain_buffer(&mut self) {
-        let Some((sink, left)) = &mut self.reading else { return };
+        let Some((sink, left)) = &mut self.reading else {
+            return;
+        };
         let available = (self.end - self.start).min(*left);
         let source = self.buffer[self.start..].as_ptr();
         let mut moved = 0;
@@ -1032,7 +1170,9 @@ impl Lane {
         if let Some((sink, left)) = &mut self.reading {
             *left -= bytes;
             match sink {
-                Sink::Receive { transfer, offset, .. } => {
+                Sink::Receive {
+                    transfer, offset, ..
+                } => {
                     *offset += bytes;
                     transfer.left.fetch_sub(bytes, Ordering::Relaxed);
                 }
@@ -1052,7 +1192,9 @@ impl Sink {
     /// through the read-ahead buffer.
     fn parts(&mut self, bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
         match self {
-            Sink::Receive { transfer, offset, .. } => {
+            Sink::Receive {
+                transfer, offset, ..
+            } => {
                 if !transfer.is_cancelled() {
                     transfer.parts(*offset, bytes, visit);
                 }
@@ -1080,7 +1222,11 @@ fn frame(kind: FrameKind, key: Key, source: u32) -> Frame {
 
 fn size(sent: u64, transfer: &Transfer) -> Result<(), LinkError> {
     let expected = transfer.bytes as u64;
-    if sent == expected { Ok(()) } else { Err(LinkError::Size { sent, expected }) }
+    if sent == expected {
+        Ok(())
+    } else {
+        Err(LinkError::Size { sent, expected })
+    }
 }
 
 fn pop<T>(queues: &mut HashMap<Key, VecDeque<T>>, key: &Key) -> Option<T> {

@@ -81,7 +81,11 @@ impl Operation {
 
     /// How it ended; `None` while it runs.
     pub fn result(&self) -> Option<Result<(), Error>> {
-        if self.is_completed() { self.result.get().cloned() } else { None }
+        if self.is_completed() {
+            self.result.get().cloned()
+        } else {
+            None
+        }
     }
 
     /// Waits until it has ended; the caller's thread works on it meanwhile.
@@ -120,13 +124,21 @@ impl Operation {
                 None
             },
         );
-        waited.unwrap_or_else(|Interrupted| Err(Error::Interrupted { context: self.context() }))
+        waited.unwrap_or_else(|Interrupted| {
+            Err(Error::Interrupted {
+                context: self.context(),
+            })
+        })
     }
 
     /// Group rank that a received message came from.
     pub fn source_rank(&self) -> Option<u32> {
         let message = self.message.as_ref()?;
-        message.transfer.get().and_then(|transfer| transfer.source()).or(message.peer)
+        message
+            .transfer
+            .get()
+            .and_then(|transfer| transfer.source())
+            .or(message.peer)
     }
 
     /// Sequence number in its group: of the collective, or of the last collective before a
@@ -137,7 +149,8 @@ impl Operation {
 
     /// Time from start to end, once it has ended.
     pub fn duration(&self) -> Option<Duration> {
-        self.is_completed().then(|| Duration::from_nanos(self.nanos.load(Ordering::Relaxed)))
+        self.is_completed()
+            .then(|| Duration::from_nanos(self.nanos.load(Ordering::Relaxed)))
     }
 
     pub(crate) fn message(&self) -> Option<&Message> {
@@ -168,16 +181,25 @@ impl Operation {
             (Err(_), Some(cause)) => Err(cause.clone()),
             (result, _) => result,
         };
-        let started = self.state.compare_exchange(RUNNING, ENDING, Ordering::AcqRel, Ordering::Acquire);
+        let started =
+            self.state
+                .compare_exchange(RUNNING, ENDING, Ordering::AcqRel, Ordering::Acquire);
         if started.is_err() {
             return;
         }
         let elapsed = self.started.elapsed();
-        self.nanos.store(elapsed.as_nanos() as u64, Ordering::Relaxed);
+        self.nanos
+            .store(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if result.is_ok() {
-            self.group.stats().add(self.signature.kind, self.bytes, elapsed);
+            self.group
+                .stats()
+                .add(self.signature.kind, self.bytes, elapsed);
         }
-        let completion = self.completion.lock().expect("no panic while it is held").take();
+        let completion = self
+            .completion
+            .lock()
+            .expect("no panic while it is held")
+            .take();
         if let Some(completion) = completion {
             completion.complete(&result);
         }

@@ -30,7 +30,8 @@ pub(crate) struct Interrupted;
 /// How many processes share the cores, which decides how long it pays to spin.
 pub(crate) fn is_crowded(ranks_on_host: usize) -> bool {
     static CORES: OnceLock<usize> = OnceLock::new();
-    ranks_on_host > *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    ranks_on_host
+        > *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Waits until `poll` has a value: first spinning, then yielding, then asleep on the
@@ -95,7 +96,10 @@ pub(crate) fn wait<T>(
         }
         if now - last_interrupt >= INTERRUPT_EVERY {
             last_interrupt = now;
-            if INTERRUPT_CHECK.get().is_some_and(|interrupted| interrupted()) {
+            if INTERRUPT_CHECK
+                .get()
+                .is_some_and(|interrupted| interrupted())
+            {
                 return Err(Interrupted);
             }
         }
@@ -161,8 +165,13 @@ impl Background {
                 let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
                 self.run(fabric);
             };
-            let thread = std::thread::Builder::new().name("tpu_dist-bg".to_owned()).spawn(run);
-            thread.expect("the system can start one thread").thread().clone()
+            let thread = std::thread::Builder::new()
+                .name("tpu_dist-bg".to_owned())
+                .spawn(run);
+            thread
+                .expect("the system can start one thread")
+                .thread()
+                .clone()
         });
         if self.parked.swap(false, Ordering::SeqCst) || urgent {
             thread.unpark();
@@ -224,9 +233,9 @@ impl Background {
             }
             if list.iter().any(|work| work.is_pending()) {
                 fabric.watch_links();
-                fabric.doorbell().sleep_unless(Duration::from_millis(5), || {
-                    round() || fabric.has_news()
-                });
+                fabric
+                    .doorbell()
+                    .sleep_unless(Duration::from_millis(5), || round() || fabric.has_news());
             }
         }
     }

@@ -36,7 +36,8 @@ impl Stats {
         let sums = &self.0[kind as usize];
         sums.calls.fetch_add(1, Ordering::Relaxed);
         sums.bytes.fetch_add(bytes, Ordering::Relaxed);
-        sums.nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        sums.nanos
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn list(&self, transport: &'static str) -> Vec<Stat> {

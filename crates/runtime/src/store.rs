@@ -56,7 +56,10 @@ impl Store for DirectoryStore {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => {
-                    return Err(Error::Store(format!("{}: {error}", self.path(key).display())));
+                    return Err(Error::Store(format!(
+                        "{}: {error}",
+                        self.path(key).display()
+                    )));
                 }
             }
         };

@@ -21,7 +21,10 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     #[cfg(tpu_dist_loom)]
     fn new() -> Doorbell {
-        Doorbell { count: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
+        Doorbell {
+            count: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        }
     }
 
     /// Wakes whoever sleeps. The caller has stored its news and passed

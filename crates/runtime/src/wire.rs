@@ -237,7 +237,10 @@ mod tests {
 
     #[test]
     fn messages_round_trip() {
-        let control = Control::Abort { group: 7, reason: "why".into() };
+        let control = Control::Abort {
+            group: 7,
+            reason: "why".into(),
+        };
         let mut bytes = control.encode();
         assert_eq!(Control::decode(&bytes), Some(control));
         bytes.push(0);

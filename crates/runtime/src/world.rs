@@ -24,7 +24,10 @@ static CURRENT: Mutex<Weak<World>> = Mutex::new(Weak::new());
 impl World {
     /// The world of the default group, if it has all of `ranks`.
     pub(crate) fn current(ranks: &[u32]) -> Option<Arc<World>> {
-        let world = CURRENT.lock().expect("no panic while it is held").upgrade()?;
+        let world = CURRENT
+            .lock()
+            .expect("no panic while it is held")
+            .upgrade()?;
         let has = |rank: &u32| world.ranks.iter().any(|(other, _)| other == rank);
         ranks.iter().all(has).then_some(world)
     }
@@ -57,7 +60,9 @@ impl World {
             let at = self.ranks.iter().position(|(other, _)| other == rank);
             at.map(|at| self.infos[at].domain)
         };
-        ranks.windows(2).all(|pair| domain(&pair[0]) == domain(&pair[1]))
+        ranks
+            .windows(2)
+            .all(|pair| domain(&pair[0]) == domain(&pair[1]))
     }
 
     /// How many groups were made before under this name; counts this one.
@@ -70,7 +75,10 @@ impl World {
 
     /// Number of processes that share this one's host.
     pub(crate) fn ranks_on_host(&self, fabric: &Fabric) -> usize {
-        self.infos.iter().filter(|info| info.machine == fabric.info.machine).count()
+        self.infos
+            .iter()
+            .filter(|info| info.machine == fabric.info.machine)
+            .count()
     }
 
     /// Host and pid of a global rank.
@@ -108,9 +116,26 @@ impl World {
                 ))
             })?);
         }
+        let own = |(rank, info): &(usize, &ProcessInfo)| {
+            *rank != spec.rank as usize && info.process == fabric.info.process
+        };
+        if let Some((rank, _)) = infos.iter().enumerate().find(own) {
+            return Err(Error::InvalidArgument {
+                operation: "create group",
+                argument: "rank",
+                message: format!(
+                    "expected each rank in a process of its own, got ranks {} and {rank} in process {}",
+                    spec.rank, fabric.info.pid
+                ),
+            });
+        }
         let names: Vec<String> = (0..spec.size).map(|rank| format!("rank {rank}")).collect();
         let left = deadline.saturating_duration_since(Instant::now());
-        let peers = fabric.connect(&infos, &names, Instant::now() + left.max(Duration::from_secs(5)))?;
+        let peers = fabric.connect(
+            &infos,
+            &names,
+            Instant::now() + left.max(Duration::from_secs(5)),
+        )?;
         Ok(World {
             id: hash(infos.iter().map(|info| info.nonce)),
             ranks: spec.global_ranks.iter().copied().zip(peers).collect(),
@@ -122,8 +147,12 @@ impl World {
 
 /// The error for a store that did not have all members in time.
 fn absent(spec: &GroupSpec, store: &dyn Store, keys: &[String], error: Error) -> Error {
-    let Ok(present) = store.present(keys) else { return error };
-    let missing: Vec<u32> = (0..spec.size).filter(|&rank| !present[rank as usize]).collect();
+    let Ok(present) = store.present(keys) else {
+        return error;
+    };
+    let missing: Vec<u32> = (0..spec.size)
+        .filter(|&rank| !present[rank as usize])
+        .collect();
     if missing.is_empty() {
         return error;
     }
@@ -131,7 +160,15 @@ fn absent(spec: &GroupSpec, store: &dyn Store, keys: &[String], error: Error) ->
     Error::Timeout {
         context: format!("creating group '{}' of {} ranks", spec.name, spec.size),
         timeout: spec.timeout,
-        detail: format!("{} did not join: rank {}", if missing.len() == 1 { "one rank" } else { "some ranks" }, list.join(", ")),
+        detail: format!(
+            "{} did not join: rank {}",
+            if missing.len() == 1 {
+                "one rank"
+            } else {
+                "some ranks"
+            },
+            list.join(", ")
+        ),
         missing,
     }
 }

@@ -433,7 +433,10 @@ fn messages(group: &Communicator) {
         let mut next = vec![0.0; n as usize];
         for _ in 0..200 * (n - 1) {
             let mut value = [-1.0f32];
-            let to = Segment { ptr: value.as_mut_ptr().cast(), bytes: 4 };
+            let to = Segment {
+                ptr: value.as_mut_ptr().cast(),
+                bytes: 4,
+            };
             // SAFETY: waited for at once.
             let operation = unsafe { group.recv(None, 3, to, DType::F32, None, None) }.unwrap();
             operation.wait(None).unwrap();

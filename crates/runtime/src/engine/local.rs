@@ -121,12 +121,20 @@ impl SeatPtr {
 
     fn small(&self, sequence: u64) -> *mut u8 {
         // SAFETY: inside the seat's memory.
-        unsafe { self.0.add(SMALL_OFFSET + (sequence % 2) as usize * SMALL_BYTES).as_ptr() }
+        unsafe {
+            self.0
+                .add(SMALL_OFFSET + (sequence % 2) as usize * SMALL_BYTES)
+                .as_ptr()
+        }
     }
 
     fn stage(&self, round: u64) -> *mut u8 {
         // SAFETY: inside the seat's memory.
-        unsafe { self.0.add(STAGE_OFFSET + (round % STAGES as u64) as usize * STAGE_BYTES).as_ptr() }
+        unsafe {
+            self.0
+                .add(STAGE_OFFSET + (round % STAGES as u64) as usize * STAGE_BYTES)
+                .as_ptr()
+        }
     }
 }
 
@@ -142,8 +150,13 @@ enum Counter {
 }
 
 impl Counter {
-    const ALL: [Counter; 5] =
-        [Counter::Attached, Counter::Arrived, Counter::Produced, Counter::Reduced, Counter::Consumed];
+    const ALL: [Counter; 5] = [
+        Counter::Attached,
+        Counter::Arrived,
+        Counter::Produced,
+        Counter::Reduced,
+        Counter::Consumed,
+    ];
 }
 
 /// The engine of a group on one host. One collective at a time uses it.
@@ -201,7 +214,8 @@ impl Local {
     pub(crate) fn late(&self) -> Vec<u32> {
         let counter = Counter::ALL[self.waits_for.load(Ordering::Relaxed) as usize];
         let target = self.waits_until.load(Ordering::Relaxed);
-        let late = (0..self.ranks).filter(|&rank| rank != self.me && !self.has(counter, rank, target));
+        let late =
+            (0..self.ranks).filter(|&rank| rank != self.me && !self.has(counter, rank, target));
         late.map(|rank| rank as u32).collect()
     }
 
@@ -231,17 +245,15 @@ impl Local {
             Kind::Reduce => self.reduce(job, &scales).await,
             Kind::Gather => self.gather(job).await,
             Kind::Scatter => self.scatter(job).await,
-            Kind::Barrier
-            | Kind::AllToAll
-            | Kind::Send
-            | Kind::Recv
-            | Kind::MonitoredBarrier => {}
+            Kind::Barrier | Kind::AllToAll | Kind::Send | Kind::Recv | Kind::MonitoredBarrier => {}
         }
         Ok(())
     }
 
     fn seat(&self, rank: usize) -> SeatPtr {
-        *self.seats[rank].get().expect("a collective runs after all seats were found")
+        *self.seats[rank]
+            .get()
+            .expect("a collective runs after all seats were found")
     }
 
     fn own(&self) -> SeatPtr {
@@ -259,7 +271,9 @@ impl Local {
         if counter == Counter::Attached {
             return self.find_seat(rank);
         }
-        let Some(seat) = self.seats[rank].get() else { return false };
+        let Some(seat) = self.seats[rank].get() else {
+            return false;
+        };
         let value = match counter {
             Counter::Attached => return true,
             Counter::Arrived => seat.sequence(target),
@@ -274,11 +288,17 @@ impl Local {
         if self.seats[rank].get().is_some() {
             return true;
         }
-        let mapping = self.peers[rank].as_ref().and_then(|peer| peer.mapping.as_ref());
+        let mapping = self.peers[rank]
+            .as_ref()
+            .and_then(|peer| peer.mapping.as_ref());
         let Some(mapping) = mapping else { return false };
-        let Some(offset) = mapping.find_seat(self.key) else { return false };
+        let Some(offset) = mapping.find_seat(self.key) else {
+            return false;
+        };
         // A peer that names a range outside its memory is never found.
-        let Ok(seat) = mapping.at(offset, FOOTPRINT) else { return false };
+        let Ok(seat) = mapping.at(offset, FOOTPRINT) else {
+            return false;
+        };
         let _ = self.seats[rank].set(SeatPtr(seat));
         true
     }
@@ -306,7 +326,11 @@ impl Local {
         self.waits_for.store(counter as u8, Ordering::Relaxed);
         self.waits_until.store(target, Ordering::Relaxed);
         poll_fn(|_| {
-            if self.has(counter, rank, target) { Poll::Ready(()) } else { Poll::Pending }
+            if self.has(counter, rank, target) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }
@@ -340,9 +364,10 @@ impl Local {
             Kind::Broadcast => call.input.bytes().max(call.output.bytes()),
             Kind::Scatter => self.ranks * call.output.piece_bytes(0),
             // The largest piece, which every rank knows.
-            Kind::AllGather => {
-                (0..self.ranks).map(|rank| call.output.piece_bytes(rank)).max().unwrap_or(0)
-            }
+            Kind::AllGather => (0..self.ranks)
+                .map(|rank| call.output.piece_bytes(rank))
+                .max()
+                .unwrap_or(0),
             _ => call.input.bytes(),
         };
         let limit = match call.kind {
@@ -368,25 +393,35 @@ impl Local {
             self.write_tables(job, sequence);
         } else if small {
             let (segments, bytes) = self.contribution(job);
-            let to = if bytes <= INLINE_BYTES { own.inline(sequence) } else { own.small(sequence) };
+            let to = if bytes <= INLINE_BYTES {
+                own.inline(sequence)
+            } else {
+                own.small(sequence)
+            };
             // SAFETY: as above, and `bytes` fits (`is_small`).
-            walk(segments, 0, bytes, |ptr, at, count| unsafe { copy(to.add(at), ptr, count) });
+            walk(segments, 0, bytes, |ptr, at, count| unsafe {
+                copy(to.add(at), ptr, count)
+            });
         }
-        own.hash(sequence).store(fingerprint(&agreed), Ordering::Relaxed);
+        own.hash(sequence)
+            .store(fingerprint(&agreed), Ordering::Relaxed);
         self.tell(own.sequence(sequence), sequence);
     }
 
     /// Where `rank` put `bytes` of small data.
     fn small_data(&self, rank: usize, sequence: u64, bytes: usize) -> *mut u8 {
         let seat = self.seat(rank);
-        if bytes <= INLINE_BYTES { seat.inline(sequence) } else { seat.small(sequence) }
+        if bytes <= INLINE_BYTES {
+            seat.inline(sequence)
+        } else {
+            seat.small(sequence)
+        }
     }
 
     fn compare(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
         let mine = fingerprint(&job.agreed());
-        let differs = |rank: &usize| {
-            self.seat(*rank).hash(sequence).load(Ordering::Relaxed) != mine
-        };
+        let differs =
+            |rank: &usize| self.seat(*rank).hash(sequence).load(Ordering::Relaxed) != mine;
         if !(0..self.ranks).any(|rank| differs(&rank)) {
             return Ok(());
         }
@@ -411,11 +446,17 @@ impl Local {
 
     /// The factors of all ranks, for PREMUL_SUM.
     fn scales(&self, job: &Job, sequence: u64) -> SmallVec<[f64; 8]> {
-        if job.call.op.is_none_or(|op| op.kind() != ReduceKind::PremulSum) {
+        if job
+            .call
+            .op
+            .is_none_or(|op| op.kind() != ReduceKind::PremulSum)
+        {
             return SmallVec::new();
         }
         // SAFETY: as in `compare`.
-        (0..self.ranks).map(|rank| unsafe { (*self.seat(rank).slot(sequence).as_ptr()).scale }).collect()
+        (0..self.ranks)
+            .map(|rank| unsafe { (*self.seat(rank).slot(sequence).as_ptr()).scale })
+            .collect()
     }
 
     // ---- small data: everything is there on arrival ----
@@ -477,35 +518,52 @@ impl Local {
     /// Copies the rank's own piece from input to output.
     fn copy_own(&self, job: &Job) {
         let call = &job.call;
-        let input = call.input.piece(if call.input.len() > 1 { self.me } else { 0 });
+        let input = call
+            .input
+            .piece(if call.input.len() > 1 { self.me } else { 0 });
         let output_index = if call.output.len() > 1 { self.me } else { 0 };
         let bytes = call.output.piece_bytes(output_index);
         walk(input, 0, bytes, |from, at, count| {
-            walk(call.output.piece(output_index), at, count, |to, inner, count| {
-                let from = from.wrapping_add(inner).cast_const();
-                if to.cast_const() != from {
-                    // SAFETY: the caller's memory, which may coincide but not overlap.
-                    unsafe { copy(to, from, count) };
-                }
-            });
+            walk(
+                call.output.piece(output_index),
+                at,
+                count,
+                |to, inner, count| {
+                    let from = from.wrapping_add(inner).cast_const();
+                    if to.cast_const() != from {
+                        // SAFETY: the caller's memory, which may coincide but not overlap.
+                        unsafe { copy(to, from, count) };
+                    }
+                },
+            );
         });
     }
 
     /// Copies `bytes` at `data` to output piece `piece`, from `offset` on.
     fn copy_in(&self, job: &Job, piece: usize, offset: usize, bytes: usize, data: *const u8) {
-        walk(job.call.output.piece(piece), offset, bytes, |to, at, count| {
-            // SAFETY: `data` is shared memory that its owner published and does not write until
-            // this rank has said that it has read it.
-            unsafe { copy(to, data.add(at), count) };
-        });
+        walk(
+            job.call.output.piece(piece),
+            offset,
+            bytes,
+            |to, at, count| {
+                // SAFETY: `data` is shared memory that its owner published and does not write until
+                // this rank has said that it has read it.
+                unsafe { copy(to, data.add(at), count) };
+            },
+        );
     }
 
     /// Copies `bytes` of input piece `piece`, from `offset` on, to `to`.
     fn copy_out(&self, job: &Job, piece: usize, offset: usize, bytes: usize, to: *mut u8) {
-        walk(job.call.input.piece(piece), offset, bytes, |from, at, count| {
-            // SAFETY: `to` is this rank's staging memory, which nobody reads at this time.
-            unsafe { copy(to.add(at), from, count) };
-        });
+        walk(
+            job.call.input.piece(piece),
+            offset,
+            bytes,
+            |from, at, count| {
+                // SAFETY: `to` is this rank's staging memory, which nobody reads at this time.
+                unsafe { copy(to.add(at), from, count) };
+            },
+        );
     }
 
     /// Reduces `[offset, offset + bytes)` of the output from all ranks in rank order: own
@@ -528,23 +586,34 @@ impl Local {
         let output = call.output.piece(0);
         let divisor = Some(self.ranks as u32);
         let data: SmallVec<[*mut u8; 16]> = (0..self.ranks)
-            .map(|rank| if rank == self.me { std::ptr::null_mut() } else { data(rank) })
+            .map(|rank| {
+                if rank == self.me {
+                    std::ptr::null_mut()
+                } else {
+                    data(rank)
+                }
+            })
             .collect();
-        walk(call.input.piece(input.0), input.1 + offset, bytes, |own, at, count| {
-            walk(output, offset + at, count, |to, inner, count| {
-                let at = at + inner;
-                let mut sources: SmallVec<[*const u8; 16]> = SmallVec::new();
-                sources.extend(data.iter().map(|data| data.wrapping_add(at).cast_const()));
-                sources[self.me] = own.wrapping_add(inner);
-                let mut targets: SmallVec<[*mut u8; 16]> = SmallVec::new();
-                targets.push(to);
-                targets.extend(copies.iter().map(|copy| copy.wrapping_add(at)));
-                // SAFETY: the sources are published and stay until this rank says that it has
-                // read them; the targets are this rank's output and staging memory granted
-                // to it; a target is at most the same as one source.
-                unsafe { reducer.reduce(&targets, &sources, count / size, scales, divisor) };
-            });
-        });
+        walk(
+            call.input.piece(input.0),
+            input.1 + offset,
+            bytes,
+            |own, at, count| {
+                walk(output, offset + at, count, |to, inner, count| {
+                    let at = at + inner;
+                    let mut sources: SmallVec<[*const u8; 16]> = SmallVec::new();
+                    sources.extend(data.iter().map(|data| data.wrapping_add(at).cast_const()));
+                    sources[self.me] = own.wrapping_add(inner);
+                    let mut targets: SmallVec<[*mut u8; 16]> = SmallVec::new();
+                    targets.push(to);
+                    targets.extend(copies.iter().map(|copy| copy.wrapping_add(at)));
+                    // SAFETY: the sources are published and stay until this rank says that it has
+                    // read them; the targets are this rank's output and staging memory granted
+                    // to it; a target is at most the same as one source.
+                    unsafe { reducer.reduce(&targets, &sources, count / size, scales, divisor) };
+                });
+            },
+        );
     }
 
     // ---- large data, in rounds ----
@@ -610,11 +679,21 @@ impl Local {
         // are in this core's cache already. With more it goes to one place for all.
         let reduce = |round: u64| {
             let (offset, start, length) = piece(round, me);
-            let seat = if n == 2 { self.seat(1 - me) } else { self.own() };
+            let seat = if n == 2 {
+                self.seat(1 - me)
+            } else {
+                self.own()
+            };
             let back = seat.stage(round).wrapping_add(start);
-            self.reduce_range(job, scales, offset + start, length, (0, 0), &[back], |rank| {
-                self.seat(rank).stage(round).wrapping_add(start)
-            });
+            self.reduce_range(
+                job,
+                scales,
+                offset + start,
+                length,
+                (0, 0),
+                &[back],
+                |rank| self.seat(rank).stage(round).wrapping_add(start),
+            );
             self.tell(&self.own().progress().reduced, round + 1);
         };
         self.free(base).await;
@@ -643,8 +722,18 @@ impl Local {
         for rank in self.others() {
             self.one_has(rank, Counter::Reduced, round + 1).await;
             let (offset, start, length) = piece(round, rank);
-            let seat = if self.ranks == 2 { self.own() } else { self.seat(rank) };
-            self.copy_in(job, 0, offset + start, length, seat.stage(round).wrapping_add(start));
+            let seat = if self.ranks == 2 {
+                self.own()
+            } else {
+                self.seat(rank)
+            };
+            self.copy_in(
+                job,
+                0,
+                offset + start,
+                length,
+                seat.stage(round).wrapping_add(start),
+            );
         }
         self.consumed(round);
     }
@@ -728,7 +817,10 @@ impl Local {
                 self.free(round).await;
                 self.copy_out(job, 0, offset, length, self.own().stage(round));
                 // The root waits for the others in `free`, not for itself.
-                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.own()
+                    .progress()
+                    .consumed
+                    .store(round + 1, Ordering::Release);
                 self.produced(round);
             } else {
                 self.one_has(root, Counter::Produced, round + 1).await;
@@ -756,7 +848,10 @@ impl Local {
             } else {
                 self.free(round).await;
                 self.copy_out(job, 0, offset, length, self.own().stage(round));
-                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.own()
+                    .progress()
+                    .consumed
+                    .store(round + 1, Ordering::Release);
                 self.produced(round);
             }
         }
@@ -783,7 +878,10 @@ impl Local {
             } else {
                 self.free(round).await;
                 self.copy_out(job, 0, offset, length, self.own().stage(round));
-                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.own()
+                    .progress()
+                    .consumed
+                    .store(round + 1, Ordering::Release);
                 self.produced(round);
             }
         }
@@ -808,7 +906,10 @@ impl Local {
                     let to = self.own().stage(round).wrapping_add(part * rank);
                     self.copy_out(job, rank, offset, length, to);
                 }
-                self.own().progress().consumed.store(round + 1, Ordering::Release);
+                self.own()
+                    .progress()
+                    .consumed
+                    .store(round + 1, Ordering::Release);
                 self.produced(round);
             } else {
                 self.one_has(root, Counter::Produced, round + 1).await;
@@ -841,10 +942,15 @@ impl Local {
         }
         if self.tables_bytes() + call.input.bytes() <= SMALL_BYTES {
             let to = to.wrapping_add(self.tables_bytes());
-            walk(call.input.segments(), 0, call.input.bytes(), |from, at, count| {
-                // SAFETY: as above; the data fits behind the tables.
-                unsafe { copy(to.add(at), from, count) };
-            });
+            walk(
+                call.input.segments(),
+                0,
+                call.input.bytes(),
+                |from, at, count| {
+                    // SAFETY: as above; the data fits behind the tables.
+                    unsafe { copy(to.add(at), from, count) };
+                },
+            );
         }
     }
 
@@ -853,7 +959,13 @@ impl Local {
         let table = |rank: usize, index: usize| {
             // SAFETY: published with the arrival, and unchanged until its owner has left the
             // next collective.
-            unsafe { self.seat(rank).small(sequence).cast::<u64>().add(index).read() }
+            unsafe {
+                self.seat(rank)
+                    .small(sequence)
+                    .cast::<u64>()
+                    .add(index)
+                    .read()
+            }
         };
         (table(from, to), table(to, self.ranks + from))
     }
@@ -870,7 +982,12 @@ impl Local {
                 let (sent, expected) = self.sizes(sequence, from, to);
                 if sent != expected {
                     let (from, to) = (from as u32, to as u32);
-                    return Err(Failure::Splits { from, to, sent, expected });
+                    return Err(Failure::Splits {
+                        from,
+                        to,
+                        sent,
+                        expected,
+                    });
                 }
                 total += sent as usize;
                 largest = largest.max(if to == from { 0 } else { sent as usize });
@@ -882,8 +999,13 @@ impl Local {
         }
         self.copy_own(job);
         for from in self.others().filter(|&from| in_slot[from]) {
-            let before: u64 = (0..self.me).map(|to| self.sizes(sequence, from, to).0).sum();
-            let data = self.seat(from).small(sequence).wrapping_add(self.tables_bytes() + before as usize);
+            let before: u64 = (0..self.me)
+                .map(|to| self.sizes(sequence, from, to).0)
+                .sum();
+            let data = self
+                .seat(from)
+                .small(sequence)
+                .wrapping_add(self.tables_bytes() + before as usize);
             self.copy_in(job, from, 0, job.call.output.piece_bytes(from), data);
         }
         if count == 0 {
@@ -952,9 +1074,9 @@ impl Local {
 
 fn fingerprint(signature: &Signature) -> u64 {
     let bytes = signature.encode();
-    let words = bytes.chunks_exact(8).map(|word| {
-        u64::from_le_bytes(word.try_into().expect("chunks of eight"))
-    });
+    let words = bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")));
     crate::fabric::hash(words)
 }
 

@@ -46,9 +46,19 @@ impl Job {
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Two ranks called different things.
-    Mismatch { rank: u32, theirs: Signature, own_rank: u32, ours: Signature },
+    Mismatch {
+        rank: u32,
+        theirs: Signature,
+        own_rank: u32,
+        ours: Signature,
+    },
     /// In an all-to-all, what one rank sends is not what another expects (bytes).
-    Splits { from: u32, to: u32, sent: u64, expected: u64 },
+    Splits {
+        from: u32,
+        to: u32,
+        sent: u64,
+        expected: u64,
+    },
     /// The connection to a rank failed.
     Link { rank: u32, error: LinkError },
 }
@@ -75,7 +85,9 @@ pub(crate) fn walk(
 ) {
     let mut done = 0;
     while done < bytes {
-        let Some((ptr, run)) = contiguous(segments, offset + done) else { return };
+        let Some((ptr, run)) = contiguous(segments, offset + done) else {
+            return;
+        };
         let run = run.min(bytes - done);
         visit(ptr, done, run);
         done += run;

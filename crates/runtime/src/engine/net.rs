@@ -52,7 +52,10 @@ struct Flight<'a> {
 impl Flight<'_> {
     async fn done(&self) -> Result<(), Failure> {
         let result = poll_fn(|_| self.transfer.result().map_or(Poll::Pending, Poll::Ready)).await;
-        result.map_err(|error| Failure::Link { rank: self.rank, error })
+        result.map_err(|error| Failure::Link {
+            rank: self.rank,
+            error,
+        })
     }
 }
 
@@ -102,7 +105,9 @@ impl Net {
     /// ones, as signatures travel through other ranks.
     pub(crate) fn unknown(&self) -> Vec<u32> {
         let known = self.known.load(Ordering::Relaxed) as u32;
-        (known..self.ranks).map(|step| (self.me + step) % self.ranks).collect()
+        (known..self.ranks)
+            .map(|step| (self.me + step) % self.ranks)
+            .collect()
     }
 
     /// Runs collective number `sequence`.
@@ -128,26 +133,40 @@ impl Net {
         let plan = Direct.steps(&request, self.me);
         let scratch = plan.scratch as usize * job.call.dtype.size();
         let mut buffer = self.buffer(scratch);
-        memory.scratch = [Segment { ptr: buffer.data.as_mut_ptr(), bytes: scratch }];
+        memory.scratch = [Segment {
+            ptr: buffer.data.as_mut_ptr(),
+            bytes: scratch,
+        }];
         self.execute(job, sequence, &plan.steps, &memory).await
     }
 
     fn peer(&self, rank: u32) -> &Arc<Peer> {
-        self.peers[rank as usize].as_ref().expect("plans name other ranks")
+        self.peers[rank as usize]
+            .as_ref()
+            .expect("plans name other ranks")
     }
 
     fn channel(&self, sequence: u64, phase: u64) -> Key {
-        Key { class: Class::Collective, group: self.key, channel: sequence * PHASES + phase }
+        Key {
+            class: Class::Collective,
+            group: self.key,
+            channel: sequence * PHASES + phase,
+        }
     }
 
     fn buffer(&self, bytes: usize) -> Pooled<'_> {
         let mut pool = self.pool.lock().expect("no panic while the pool is held");
         let fitting = pool.iter().position(|data| data.capacity() >= bytes);
-        let mut data = fitting.map(|index| pool.swap_remove(index)).unwrap_or_default();
+        let mut data = fitting
+            .map(|index| pool.swap_remove(index))
+            .unwrap_or_default();
         drop(pool);
         // Contents do not matter, so nothing is cleared that was there before.
         data.resize(bytes, 0);
-        Pooled { data, pool: &self.pool }
+        Pooled {
+            data,
+            pool: &self.pool,
+        }
     }
 
     /// # Safety
@@ -156,8 +175,13 @@ impl Net {
         // SAFETY: passed on; the flight cancels the transfer when it is dropped.
         let transfer = unsafe { Transfer::new(segments, None) };
         let peer = self.peer(to);
-        peer.link.send(key, self.me, transfer.clone(), Mode::Collective);
-        Flight { peer, rank: to, transfer }
+        peer.link
+            .send(key, self.me, transfer.clone(), Mode::Collective);
+        Flight {
+            peer,
+            rank: to,
+            transfer,
+        }
     }
 
     /// # Safety
@@ -166,13 +190,24 @@ impl Net {
         // SAFETY: passed on.
         let transfer = unsafe { Transfer::new(segments, None) };
         let peer = self.peer(from);
-        peer.link.receive(key, self.me, transfer.clone(), Mode::Collective);
-        Flight { peer, rank: from, transfer }
+        peer.link
+            .receive(key, self.me, transfer.clone(), Mode::Collective);
+        Flight {
+            peer,
+            rank: from,
+            transfer,
+        }
     }
 
     fn send_owned(&self, to: u32, key: Key, data: Pooled<'_>) -> Message<'_> {
-        let data = Pooled { data: take(data), pool: &self.pool };
-        let segment = Segment { ptr: data.data.as_ptr().cast_mut(), bytes: data.data.len() };
+        let data = Pooled {
+            data: take(data),
+            pool: &self.pool,
+        };
+        let segment = Segment {
+            ptr: data.data.as_ptr().cast_mut(),
+            bytes: data.data.len(),
+        };
         // SAFETY: the message owns the data, on the heap, and drops the flight first.
         let flight = unsafe { self.send(to, key, &[segment]) };
         Message { flight, data }
@@ -180,7 +215,10 @@ impl Net {
 
     fn receive_owned(&self, from: u32, key: Key, bytes: usize) -> Message<'_> {
         let mut data = self.buffer(bytes);
-        let segment = Segment { ptr: data.data.as_mut_ptr(), bytes };
+        let segment = Segment {
+            ptr: data.data.as_mut_ptr(),
+            bytes,
+        };
         // SAFETY: as above.
         let flight = unsafe { self.receive(from, key, &[segment]) };
         Message { flight, data }
@@ -224,9 +262,12 @@ impl Net {
         let Some(other) = other else { return Ok(()) };
         let read = |rank: usize| Signature::decode(&first[rank]);
         match (read(0), read(other)) {
-            (Some(ours), Some(theirs)) => {
-                Err(Failure::Mismatch { rank: other as u32, theirs, own_rank: 0, ours })
-            }
+            (Some(ours), Some(theirs)) => Err(Failure::Mismatch {
+                rank: other as u32,
+                theirs,
+                own_rank: 0,
+                ours,
+            }),
             _ => Err(Failure::Link {
                 rank: other as u32,
                 error: crate::link::LinkError::Closed("it sent a malformed signature".to_owned()),
@@ -250,7 +291,11 @@ impl Net {
         for (index, step) in steps.iter().enumerate() {
             sends.retain(|(_, flight)| flight.transfer.result() != Some(Ok(())));
             self.post_ahead(job, key, &steps[index..], memory, &mut posted, &sends);
-            let ready = if posted.is_empty() { None } else { posted.remove(0) };
+            let ready = if posted.is_empty() {
+                None
+            } else {
+                posted.remove(0)
+            };
             match step {
                 Step::Send { to, chunk } => {
                     let segments = memory.segments(*chunk, size);
@@ -265,7 +310,9 @@ impl Net {
                         settle(&mut sends, chunk).await?;
                         let segments = memory.segments(*chunk, size);
                         // SAFETY: as above; the chunk is this step's alone.
-                        unsafe { self.receive(*from, key, &segments) }.done().await?;
+                        unsafe { self.receive(*from, key, &segments) }
+                            .done()
+                            .await?;
                     }
                 }
                 Step::RecvReduce { from, chunk } => {
@@ -280,7 +327,9 @@ impl Net {
                         let reducer = job.reducer.expect("reductions are given one");
                         let received = received.wrapping_add(at);
                         // SAFETY: the chunk is this rank's, the message lies apart from it.
-                        unsafe { reducer.reduce(&[ptr], &[ptr, received], bytes / size, &[], None) };
+                        unsafe {
+                            reducer.reduce(&[ptr], &[ptr, received], bytes / size, &[], None)
+                        };
                     });
                 }
                 Step::Reduce { dst, sources } => {
@@ -290,7 +339,11 @@ impl Net {
                 Step::Copy { src, dst } => {
                     settle(&mut sends, dst).await?;
                     memory.each(*dst, size, |to, at, bytes| {
-                        let from = Chunk { offset: src.offset + (at / size) as u64, count: (bytes / size) as u64, ..*src };
+                        let from = Chunk {
+                            offset: src.offset + (at / size) as u64,
+                            count: (bytes / size) as u64,
+                            ..*src
+                        };
                         memory.each(from, size, |from, inner, bytes| {
                             let to = to.wrapping_add(inner);
                             if to != from {
@@ -350,17 +403,23 @@ impl Net {
                     if free {
                         let segments = memory.segments(*chunk, size);
                         // SAFETY: as in `execute`; no step before this one touches the chunk.
-                        Some(Posted::InPlace(unsafe { self.receive(*from, key, &segments) }))
+                        Some(Posted::InPlace(unsafe {
+                            self.receive(*from, key, &segments)
+                        }))
                     } else {
                         blocked.push(*from);
                         None
                     }
                 }
-                Step::RecvReduce { from, chunk } if !blocked.contains(from) => {
-                    Some(Posted::Aside(self.receive_owned(*from, key, chunk.count as usize * size)))
-                }
-                Step::Recv { .. } | Step::RecvReduce { .. } | Step::Send { .. } | Step::Reduce { .. }
-                | Step::Copy { .. } | Step::Finish { .. } => None,
+                Step::RecvReduce { from, chunk } if !blocked.contains(from) => Some(Posted::Aside(
+                    self.receive_owned(*from, key, chunk.count as usize * size),
+                )),
+                Step::Recv { .. }
+                | Step::RecvReduce { .. }
+                | Step::Send { .. }
+                | Step::Reduce { .. }
+                | Step::Copy { .. }
+                | Step::Finish { .. } => None,
             });
         }
     }
@@ -373,7 +432,8 @@ impl Net {
         while done < total {
             let at = |chunk: &Chunk| {
                 let list = memory.buffer(chunk.buffer);
-                contiguous(list, chunk.offset as usize * size + done).expect("chunks lie in their buffer")
+                contiguous(list, chunk.offset as usize * size + done)
+                    .expect("chunks lie in their buffer")
             };
             let (to, mut run) = at(&dst);
             let mut from: SmallVec<[*const u8; 16]> = SmallVec::new();
@@ -407,17 +467,27 @@ impl Net {
                 let expected = u64::from_le_bytes(tables[to * 2 * ranks + ranks + from]);
                 if sent != expected {
                     let (from, to) = (from as u32, to as u32);
-                    return Err(Failure::Splits { from, to, sent, expected });
+                    return Err(Failure::Splits {
+                        from,
+                        to,
+                        sent,
+                        expected,
+                    });
                 }
             }
         }
         let me = self.me as usize;
-        walk(call.input.piece(me), 0, call.input.piece_bytes(me), |from, at, bytes| {
-            walk(call.output.piece(me), at, bytes, |to, inner, bytes| {
-                // SAFETY: the caller's memory; input and output lie apart.
-                unsafe { copy(to, from.wrapping_add(inner), bytes) };
-            });
-        });
+        walk(
+            call.input.piece(me),
+            0,
+            call.input.piece_bytes(me),
+            |from, at, bytes| {
+                walk(call.output.piece(me), at, bytes, |to, inner, bytes| {
+                    // SAFETY: the caller's memory; input and output lie apart.
+                    unsafe { copy(to, from.wrapping_add(inner), bytes) };
+                });
+            },
+        );
         let key = self.channel(sequence, 2);
         let mut flights = Vec::new();
         for step in 1..self.ranks {
@@ -511,7 +581,10 @@ impl<'a> Memory<'a> {
         };
         let fresh = |index: usize, own: &mut [Option<Pooled<'a>>; 2]| {
             let mut buffer = net.buffer(bytes);
-            let segment = Segment { ptr: buffer.data.as_mut_ptr(), bytes };
+            let segment = Segment {
+                ptr: buffer.data.as_mut_ptr(),
+                bytes,
+            };
             own[index] = Some(buffer);
             segment
         };
@@ -532,7 +605,11 @@ impl<'a> Memory<'a> {
             _ => {}
         }
         if let (Some(scale), Some(reducer)) = (job.scale(), job.reducer) {
-            let scaled = if call.kind == Kind::ReduceScatter { &input } else { &output };
+            let scaled = if call.kind == Kind::ReduceScatter {
+                &input
+            } else {
+                &output
+            };
             for segment in scaled {
                 // SAFETY: the output, or a copy of the input.
                 unsafe { reducer.scale(segment.ptr, segment.bytes / call.dtype.size(), scale) };
@@ -541,7 +618,10 @@ impl<'a> Memory<'a> {
         Memory {
             input,
             output,
-            scratch: [Segment { ptr: std::ptr::null_mut(), bytes: 0 }],
+            scratch: [Segment {
+                ptr: std::ptr::null_mut(),
+                bytes: 0,
+            }],
             _own: own,
         }
     }
@@ -552,7 +632,9 @@ impl<'a> Memory<'a> {
         let size = call.dtype.size();
         let count = |bytes: usize| (bytes / size) as u64;
         let pieces = |pieces: &crate::Pieces| {
-            (0..pieces.len()).map(|piece| count(pieces.piece_bytes(piece))).collect()
+            (0..pieces.len())
+                .map(|piece| count(pieces.piece_bytes(piece)))
+                .collect()
         };
         match call.kind {
             Kind::AllGather => pieces(&call.output),
@@ -578,7 +660,9 @@ impl<'a> Memory<'a> {
 
     fn segments(&self, chunk: Chunk, size: usize) -> SmallVec<[Segment; 4]> {
         let mut segments = SmallVec::new();
-        self.each(chunk, size, |ptr, _, bytes| segments.push(Segment { ptr, bytes }));
+        self.each(chunk, size, |ptr, _, bytes| {
+            segments.push(Segment { ptr, bytes })
+        });
         segments
     }
 }

@@ -57,7 +57,9 @@ fn unix_name(process: u128) -> io::Result<UnixAddr> {
 pub(super) fn listen(config: &Config, process: u128) -> Result<(Listeners, Vec<String>), Error> {
     let (candidates, why) = interface::choose(config)?;
     let tcp = listen_tcp().map_err(|error| Error::Network(format!("listening: {error}")))?;
-    let local = tcp.local_addr().map_err(|error| Error::Network(format!("listening: {error}")))?;
+    let local = tcp
+        .local_addr()
+        .map_err(|error| Error::Network(format!("listening: {error}")))?;
     let addresses: Vec<String> = candidates
         .iter()
         .filter(|candidate| candidate.address.is_ipv4() || local.is_ipv6())
@@ -88,20 +90,27 @@ fn listen_tcp() -> io::Result<TcpListener> {
         socket.listen(1024)?;
         Ok(socket.into())
     };
-    bind(Domain::IPV6, ([0u16; 8], 0).into()).or_else(|_: io::Error| {
-        bind(Domain::IPV4, ([0, 0, 0, 0], 0).into())
-    })
+    bind(Domain::IPV6, ([0u16; 8], 0).into())
+        .or_else(|_: io::Error| bind(Domain::IPV4, ([0, 0, 0, 0], 0).into()))
 }
 
 impl Handle {
     pub(super) fn new() -> Result<(Handle, tokio::runtime::Runtime), Error> {
-        let failed = |error: io::Error| Error::Resource(format!("starting the control thread: {error}"));
+        let failed =
+            |error: io::Error| Error::Resource(format!("starting the control thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(failed)?;
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|error| failed(error.into()))?;
-        Ok((Handle { runtime: runtime.handle().clone(), epoll: Arc::new(epoll) }, runtime))
+        let epoll =
+            Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|error| failed(error.into()))?;
+        Ok((
+            Handle {
+                runtime: runtime.handle().clone(),
+                epoll: Arc::new(epoll),
+            },
+            runtime,
+        ))
     }
 
     /// Connects in the background; a failure lands in `failures`.
@@ -120,7 +129,10 @@ impl Handle {
                 connect_tcp(&fabric, info, deadline).await
             };
             if let Err(error) = result {
-                failures.lock().expect("no panic while failures are held").insert(process, error.to_string());
+                failures
+                    .lock()
+                    .expect("no panic while failures are held")
+                    .insert(process, error.to_string());
                 fabric.peer_added.notify_all();
             }
         });
@@ -134,21 +146,27 @@ impl Handle {
                 flags |= EpollFlags::EPOLLOUT;
             }
             // Fails only for a connection that has just been closed: nothing to watch then.
-            let _ = self.epoll.modify(fd, &mut EpollEvent::new(flags, peer_id(peer)));
+            let _ = self
+                .epoll
+                .modify(fd, &mut EpollEvent::new(flags, peer_id(peer)));
         });
     }
 
     /// Says goodbye to all peers, and waits until that is written.
     pub(super) fn goodbye(&self, fabric: &Fabric, wait: Duration) {
-        let peers: Vec<Arc<Peer>> =
-            fabric.peers.lock().expect("no panic while peers are held").values().cloned().collect();
+        let peers: Vec<Arc<Peer>> = fabric
+            .peers
+            .lock()
+            .expect("no panic while peers are held")
+            .values()
+            .cloned()
+            .collect();
         for peer in &peers {
             peer.tell(Control::Goodbye);
         }
         let deadline = Instant::now() + wait;
-        let waiting = |peer: &Arc<Peer>| {
-            peer.gone().is_none() && !peer.said_goodbye.load(Ordering::Acquire)
-        };
+        let waiting =
+            |peer: &Arc<Peer>| peer.gone().is_none() && !peer.said_goodbye.load(Ordering::Acquire);
         while peers.iter().any(waiting) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -191,14 +209,15 @@ pub(super) fn start(
 async fn watch(fabric: Arc<Fabric>) {
     let epoll = fabric.control.epoll.clone();
     // SAFETY: `epoll` keeps the descriptor open as long as this function runs.
-    let ready =
-        unsafe { AsyncFd::register_with_interest(epoll.0.as_raw_fd(), Interest::READABLE) };
+    let ready = unsafe { AsyncFd::register_with_interest(epoll.0.as_raw_fd(), Interest::READABLE) };
     let Ok(ready) = ready else {
         tracing::error!("cannot watch connections");
         return std::future::pending().await;
     };
     loop {
-        let Ok(mut guard) = ready.readable().await else { continue };
+        let Ok(mut guard) = ready.readable().await else {
+            continue;
+        };
         let mut events = [EpollEvent::empty(); 64];
         let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         if count == 0 {
@@ -207,7 +226,11 @@ async fn watch(fabric: Arc<Fabric>) {
         }
         for event in &events[..count] {
             let remote = fabric.remote.read().expect("no panic while peers are held");
-            let Some(peer) = remote.iter().find(|peer| peer_id(peer) == event.data()).cloned() else {
+            let Some(peer) = remote
+                .iter()
+                .find(|peer| peer_id(peer) == event.data())
+                .cloned()
+            else {
                 continue;
             };
             drop(remote);
@@ -230,7 +253,9 @@ async fn watch(fabric: Arc<Fabric>) {
 // ---- connections through shared memory ----
 
 async fn accept_unix(fabric: Arc<Fabric>, listener: UnixListener) {
-    let listener = listener.set_nonblocking(true).and_then(|()| tokio::net::UnixListener::from_std(listener));
+    let listener = listener
+        .set_nonblocking(true)
+        .and_then(|()| tokio::net::UnixListener::from_std(listener));
     let Ok(listener) = listener else { return };
     loop {
         match listener.accept().await {
@@ -283,8 +308,16 @@ struct Seat<'a> {
 impl<'a> Seat<'a> {
     fn take(fabric: &'a Arc<Fabric>) -> io::Result<Seat<'a>> {
         let bit = fabric.take_bit().map_err(io::Error::other)?;
-        let mut seat = Seat { fabric, bit, ring: 0, met: false };
-        seat.ring = fabric.region.allocate(RING_FOOTPRINT).map_err(io::Error::other)?;
+        let mut seat = Seat {
+            fabric,
+            bit,
+            ring: 0,
+            met: false,
+        };
+        seat.ring = fabric
+            .region
+            .allocate(RING_FOOTPRINT)
+            .map_err(io::Error::other)?;
         Ok(seat)
     }
 
@@ -300,24 +333,49 @@ impl<'a> Seat<'a> {
     }
 
     /// Makes the peer.
-    fn meet(mut self, stream: tokio::net::UnixStream, hello: Hello, region: OwnedFd) -> io::Result<()> {
+    fn meet(
+        mut self,
+        stream: tokio::net::UnixStream,
+        hello: Hello,
+        region: OwnedFd,
+    ) -> io::Result<()> {
         let mapping = Arc::new(Mapping::new(region.as_fd()).map_err(io::Error::other)?);
         if !mapping.is_valid() {
             return Err(invalid("the shared memory of the peer has another layout"));
         }
-        let outgoing = mapping.at(hello.ring as usize, RING_FOOTPRINT).map_err(io::Error::other)?;
+        let outgoing = mapping
+            .at(hello.ring as usize, RING_FOOTPRINT)
+            .map_err(io::Error::other)?;
         let own = self.fabric.region.clone();
-        let incoming = own.mapping.at(self.ring, RING_FOOTPRINT).map_err(io::Error::other)?;
+        let incoming = own
+            .mapping
+            .at(self.ring, RING_FOOTPRINT)
+            .map_err(io::Error::other)?;
         // SAFETY: the peer reserved its ring for this process and named it in its hello;
         // this process reserved the other; both stay mapped as long as `Shm` holds the
         // mappings. Each process makes one producer and one consumer.
         let (producer, consumer) = unsafe { (Producer::new(outgoing), Consumer::new(incoming)) };
         let link = Link::new(self.fabric.any_source.clone());
-        link.add_stream(Box::new(Shm::new(producer, consumer, mapping.clone(), hello.inbox_bit, own)));
+        link.add_stream(Box::new(Shm::new(
+            producer,
+            consumer,
+            mapping.clone(),
+            hello.inbox_bit,
+            own,
+        )));
         self.met = true;
         let keep = CloseInChild::new(&stream);
         let seat = Some((self.bit, self.ring));
-        start_peer(self.fabric, hello.info, Some(mapping), link, seat, stream, vec![keep], None);
+        start_peer(
+            self.fabric,
+            hello.info,
+            Some(mapping),
+            link,
+            seat,
+            stream,
+            vec![keep],
+            None,
+        );
         Ok(())
     }
 }
@@ -344,11 +402,21 @@ async fn send_with_region(
         .async_io(Interest::WRITABLE, || {
             let message = [ControlMessage::ScmRights(&fds)];
             let parts = [io::IoSlice::new(&bytes)];
-            Ok(sendmsg::<()>(stream.as_raw_fd(), &parts, &message, MsgFlags::MSG_NOSIGNAL, None)?)
+            Ok(sendmsg::<()>(
+                stream.as_raw_fd(),
+                &parts,
+                &message,
+                MsgFlags::MSG_NOSIGNAL,
+                None,
+            )?)
         })
         .await?;
     // A hello is far smaller than a socket's buffer.
-    if sent == bytes.len() { Ok(()) } else { Err(invalid("a hello was cut short")) }
+    if sent == bytes.len() {
+        Ok(())
+    } else {
+        Err(invalid("a hello was cut short"))
+    }
 }
 
 async fn receive_with_region(stream: &tokio::net::UnixStream) -> io::Result<(Hello, OwnedFd)> {
@@ -368,7 +436,9 @@ async fn receive_with_region(stream: &tokio::net::UnixStream) -> io::Result<(Hel
                     if let ControlMessageOwned::ScmRights(fds) = control {
                         // SAFETY: the kernel made these descriptors for this process, just
                         // now, and nothing else owns them.
-                        let fds = fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+                        let fds = fds
+                            .into_iter()
+                            .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
                         received = fds.last();
                     }
                 }
@@ -405,8 +475,9 @@ struct Partial {
 }
 
 async fn accept_tcp(fabric: Arc<Fabric>, listener: TcpListener) {
-    let listener =
-        listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener));
+    let listener = listener
+        .set_nonblocking(true)
+        .and_then(|()| tokio::net::TcpListener::from_std(listener));
     let Ok(listener) = listener else { return };
     let partial: Arc<Mutex<HashMap<u128, Partial>>> = Arc::default();
     loop {
@@ -416,8 +487,12 @@ async fn accept_tcp(fabric: Arc<Fabric>, listener: TcpListener) {
                 tokio::spawn(async move {
                     match timeout(HANDSHAKE, answer_tcp(&fabric, stream, &partial)).await {
                         Ok(Ok(())) => {}
-                        Ok(Err(error)) => tracing::debug!("a connection from {from} was refused: {error}"),
-                        Err(error) => tracing::debug!("a connection from {from} was not completed: {error}"),
+                        Ok(Err(error)) => {
+                            tracing::debug!("a connection from {from} was refused: {error}")
+                        }
+                        Err(error) => {
+                            tracing::debug!("a connection from {from} was not completed: {error}")
+                        }
                     }
                 });
             }
@@ -440,7 +515,9 @@ async fn answer_tcp(
     stream.write_all(&prefixed(&answer.encode())).await?;
     let process = hello.info.process;
     let complete = {
-        let mut partial = partial.lock().expect("no panic while partial connections are held");
+        let mut partial = partial
+            .lock()
+            .expect("no panic while partial connections are held");
         let entry = partial.entry(process).or_insert_with(|| Partial {
             hello: hello.clone(),
             control: None,
@@ -452,12 +529,18 @@ async fn answer_tcp(
             entry.data.push(stream);
         }
         let complete = entry.control.is_some() && entry.data.len() == entry.hello.streams as usize;
-        if complete { partial.remove(&process) } else { None }
+        if complete {
+            partial.remove(&process)
+        } else {
+            None
+        }
     };
     match complete {
-        Some(Partial { hello, control: Some(control), data }) => {
-            start_tcp_peer(fabric, hello.info, control, data)
-        }
+        Some(Partial {
+            hello,
+            control: Some(control),
+            data,
+        }) => start_tcp_peer(fabric, hello.info, control, data),
         _ => Ok(()),
     }
 }
@@ -466,11 +549,18 @@ async fn connect_tcp(fabric: &Arc<Fabric>, info: ProcessInfo, deadline: Instant)
     let same_machine = info.machine == fabric.info.machine;
     let usable = |address: &&SocketAddr| {
         // Loopback reaches this network namespace only.
-        !address.ip().is_loopback() || (same_machine && fabric.info.addresses.iter().any(|own| {
-            own.parse::<SocketAddr>().is_ok_and(|own| own.ip() == address.ip())
-        }))
+        !address.ip().is_loopback()
+            || (same_machine
+                && fabric.info.addresses.iter().any(|own| {
+                    own.parse::<SocketAddr>()
+                        .is_ok_and(|own| own.ip() == address.ip())
+                }))
     };
-    let all: Vec<SocketAddr> = info.addresses.iter().filter_map(|text| text.parse().ok()).collect();
+    let all: Vec<SocketAddr> = info
+        .addresses
+        .iter()
+        .filter_map(|text| text.parse().ok())
+        .collect();
     let addresses: Vec<SocketAddr> = all.iter().filter(usable).copied().collect();
     if addresses.is_empty() {
         return Err(invalid(&format!(
@@ -516,11 +606,23 @@ async fn open_all(
         opened.push(stream);
     }
     let data = opened.split_off(1);
-    Ok((opened.pop().expect("the control connection was opened first"), data))
+    Ok((
+        opened
+            .pop()
+            .expect("the control connection was opened first"),
+        data,
+    ))
 }
 
 fn tcp_hello(fabric: &Fabric, token: u128, stream: u32, streams: u32) -> Hello {
-    Hello { info: fabric.info.clone(), token, stream, streams, ring: 0, inbox_bit: 0 }
+    Hello {
+        info: fabric.info.clone(),
+        token,
+        stream,
+        streams,
+        ring: 0,
+        inbox_bit: 0,
+    }
 }
 
 async fn read_hello(stream: &mut tokio::net::TcpStream) -> io::Result<Hello> {
@@ -555,7 +657,10 @@ fn start_tcp_peer(
 
 // ---- the control connection ----
 
-#[allow(clippy::too_many_arguments, reason = "the parts of a peer, each used once")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the parts of a peer, each used once"
+)]
 fn start_peer(
     fabric: &Arc<Fabric>,
     info: ProcessInfo,
@@ -605,7 +710,11 @@ async fn write_control(
             None => messages.recv().await,
         };
         let Some(message) = next else { return };
-        if writer.write_all(&prefixed(&message.encode())).await.is_err() {
+        if writer
+            .write_all(&prefixed(&message.encode()))
+            .await
+            .is_err()
+        {
             // The reader sees why.
             return;
         }

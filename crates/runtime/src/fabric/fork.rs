@@ -45,7 +45,10 @@ impl CloseInChild {
     pub(super) fn new(fd: &impl AsRawFd) -> CloseInChild {
         let fd = fd.as_raw_fd();
         for slot in &DESCRIPTORS {
-            if slot.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            if slot
+                .compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+            {
                 break;
             }
         }
@@ -56,7 +59,10 @@ impl CloseInChild {
 impl Drop for CloseInChild {
     fn drop(&mut self) {
         for slot in &DESCRIPTORS {
-            if slot.compare_exchange(self.0, NONE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            if slot
+                .compare_exchange(self.0, NONE, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+            {
                 break;
             }
         }

@@ -32,7 +32,12 @@ fn order(mut all: Vec<Candidate>, route: Option<IpAddr>) -> (Vec<Candidate>, Str
     let rank = |candidate: &Candidate| {
         let address = candidate.address;
         let beyond = !address.is_loopback();
-        (!(beyond && Some(address) == route), !beyond, is_link_local(address), address.is_ipv6())
+        (
+            !(beyond && Some(address) == route),
+            !beyond,
+            is_link_local(address),
+            address.is_ipv6(),
+        )
     };
     all.sort_by_key(rank);
     let why = match all.first() {
@@ -53,7 +58,9 @@ fn candidates() -> Result<Vec<Candidate>, Error> {
     let interfaces =
         getifaddrs().map_err(|error| Error::Network(format!("listing interfaces: {error}")))?;
     let up = interfaces.filter(|interface| {
-        interface.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING)
+        interface
+            .flags
+            .contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING)
     });
     let found = up.filter_map(|interface| {
         let address = interface.address?;
@@ -63,7 +70,10 @@ fn candidates() -> Result<Vec<Candidate>, Error> {
             (_, Some(v6)) if !v6.ip().is_unicast_link_local() => IpAddr::V6(v6.ip()),
             _ => return None,
         };
-        Some(Candidate { interface: interface.interface_name, address })
+        Some(Candidate {
+            interface: interface.interface_name,
+            address,
+        })
     });
     Ok(found.collect())
 }
@@ -72,15 +82,19 @@ fn candidates() -> Result<Vec<Candidate>, Error> {
 fn route_to(host: &str) -> Option<IpAddr> {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let targets = (host, 9).to_socket_addrs().ok()?;
-    targets.filter_map(|target| {
-        let any: SocketAddr =
-            if target.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
-        let socket = UdpSocket::bind(any).ok()?;
-        // Connecting a datagram socket sends nothing; it only looks up the route.
-        socket.connect(target).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    })
-    .next()
+    targets
+        .filter_map(|target| {
+            let any: SocketAddr = if target.is_ipv4() {
+                ([0, 0, 0, 0], 0).into()
+            } else {
+                ([0u16; 8], 0).into()
+            };
+            let socket = UdpSocket::bind(any).ok()?;
+            // Connecting a datagram socket sends nothing; it only looks up the route.
+            socket.connect(target).ok()?;
+            Some(socket.local_addr().ok()?.ip())
+        })
+        .next()
 }
 
 /// Applies a filter: names, a leading `^` to exclude, CIDR networks.
@@ -89,8 +103,11 @@ fn select(filter: &str, all: &[Candidate]) -> Result<Vec<Candidate>, Error> {
         Some(list) => (true, list),
         None => (false, filter),
     };
-    let entries: Vec<&str> =
-        list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).collect();
+    let entries: Vec<&str> = list
+        .split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+        .collect();
     let mut patterns = Vec::new();
     for entry in entries {
         patterns.push(match entry.split_once('/') {
@@ -110,12 +127,17 @@ fn select(filter: &str, all: &[Candidate]) -> Result<Vec<Candidate>, Error> {
     }
     let mut chosen = Vec::new();
     if exclude {
-        let kept = |candidate: &&Candidate| !patterns.iter().any(|pattern| pattern.matches(candidate));
+        let kept =
+            |candidate: &&Candidate| !patterns.iter().any(|pattern| pattern.matches(candidate));
         chosen.extend(all.iter().filter(kept).cloned());
         chosen = order(chosen, None).0;
     } else {
         for pattern in &patterns {
-            chosen.extend(all.iter().filter(|candidate| pattern.matches(candidate)).cloned());
+            chosen.extend(
+                all.iter()
+                    .filter(|candidate| pattern.matches(candidate))
+                    .cloned(),
+            );
         }
     }
     if chosen.is_empty() {
@@ -160,12 +182,17 @@ mod tests {
     use super::*;
 
     fn host() -> Vec<Candidate> {
-        [("lo", "127.0.0.1"), ("eth0", "10.1.2.3"), ("eth1", "192.168.7.8"), ("eth1", "fd00::8")]
-            .map(|(interface, address)| Candidate {
-                interface: interface.into(),
-                address: address.parse().unwrap(),
-            })
-            .into()
+        [
+            ("lo", "127.0.0.1"),
+            ("eth0", "10.1.2.3"),
+            ("eth1", "192.168.7.8"),
+            ("eth1", "fd00::8"),
+        ]
+        .map(|(interface, address)| Candidate {
+            interface: interface.into(),
+            address: address.parse().unwrap(),
+        })
+        .into()
     }
 
     #[test]
@@ -180,12 +207,17 @@ mod tests {
         ];
         for (filter, expected) in cases {
             let chosen = select(filter, &host()).unwrap();
-            let chosen: Vec<String> =
-                chosen.iter().map(|candidate| candidate.address.to_string()).collect();
+            let chosen: Vec<String> = chosen
+                .iter()
+                .map(|candidate| candidate.address.to_string())
+                .collect();
             assert_eq!(&chosen, expected, "{filter}");
         }
         let error = select("nope", &host()).unwrap_err().to_string();
-        assert!(error.contains("nope") && error.contains("eth0 (10.1.2.3)"), "{error}");
+        assert!(
+            error.contains("nope") && error.contains("eth0 (10.1.2.3)"),
+            "{error}"
+        );
         assert!(select("10.0.0.0/99", &host()).is_err());
     }
 

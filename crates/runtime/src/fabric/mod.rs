@@ -199,7 +199,8 @@ impl Fabric {
             }
             // Of two processes, the one with the smaller identity connects.
             if self.info.process < info.process {
-                self.control.connect(self.clone(), info.clone(), deadline, failures.clone());
+                self.control
+                    .connect(self.clone(), info.clone(), deadline, failures.clone());
             }
         }
         let mut found = Vec::with_capacity(infos.len());
@@ -216,8 +217,10 @@ impl Fabric {
                     found.push(Some(peer.clone()));
                     break;
                 }
-                if let Some(failure) =
-                    failures.lock().expect("no panic while failures are held").get(&info.process)
+                if let Some(failure) = failures
+                    .lock()
+                    .expect("no panic while failures are held")
+                    .get(&info.process)
                 {
                     return Err(Error::Network(format!(
                         "cannot reach {name} (host {}, pid {}): {failure}",
@@ -235,7 +238,11 @@ impl Fabric {
                     )));
                 }
                 let step = left.min(Duration::from_millis(100));
-                peers = self.peer_added.wait_timeout(peers, step).expect("as above").0;
+                peers = self
+                    .peer_added
+                    .wait_timeout(peers, step)
+                    .expect("as above")
+                    .0;
             }
         }
         Ok(found)
@@ -247,7 +254,10 @@ impl Fabric {
 
     fn live_peer(&self, process: u128) -> Option<Arc<Peer>> {
         let peers = self.peers.lock().expect("no panic while peers are held");
-        peers.get(&process).filter(|peer| peer.gone().is_none()).cloned()
+        peers
+            .get(&process)
+            .filter(|peer| peer.gone().is_none())
+            .cloned()
     }
 
     fn warn_no_shared_memory(&self) {
@@ -267,7 +277,9 @@ impl Fabric {
         let free = by_bit.iter().position(|bit| matches!(bit, Bit::Free));
         let bit = free.unwrap_or(by_bit.len());
         if bit == INBOX_BITS {
-            return Err(Error::Resource(format!("more than {INBOX_BITS} processes on one host")));
+            return Err(Error::Resource(format!(
+                "more than {INBOX_BITS} processes on one host"
+            )));
         }
         if bit == by_bit.len() {
             by_bit.push(Bit::Free);
@@ -284,11 +296,17 @@ impl Fabric {
         match peer.seat {
             Some((bit, _)) => self.set_bit(bit, Bit::Peer(peer.clone())),
             None => {
-                self.remote.write().expect("no panic while peers are held").push(peer.clone());
+                self.remote
+                    .write()
+                    .expect("no panic while peers are held")
+                    .push(peer.clone());
                 self.has_remote.store(true, Ordering::Release);
             }
         }
-        self.peers.lock().expect("no panic while peers are held").insert(peer.info.process, peer);
+        self.peers
+            .lock()
+            .expect("no panic while peers are held")
+            .insert(peer.info.process, peer);
         self.peer_added.notify_all();
     }
 
@@ -296,7 +314,14 @@ impl Fabric {
     fn peer_gone(&self, peer: &Arc<Peer>, reason: String, in_order: bool) {
         // What it sent before it ended still counts.
         peer.link.close(&reason);
-        if peer.gone.set(Gone { reason: reason.clone(), in_order }).is_err() {
+        if peer
+            .gone
+            .set(Gone {
+                reason: reason.clone(),
+                in_order,
+            })
+            .is_err()
+        {
             return;
         }
         if !in_order {
@@ -305,7 +330,10 @@ impl Fabric {
         for group in self.groups() {
             group.peer_gone(peer, &reason, in_order);
         }
-        self.peers.lock().expect("no panic while peers are held").remove(&peer.info.process);
+        self.peers
+            .lock()
+            .expect("no panic while peers are held")
+            .remove(&peer.info.process);
         match peer.seat {
             Some((bit, ring)) => {
                 self.set_bit(bit, Bit::Free);
@@ -355,11 +383,18 @@ impl Fabric {
 
     /// Asks peers how many collectives of `group` they have entered. `None` for those that
     /// do not answer in time or do not know the group.
-    pub(crate) fn probe(&self, group: u64, peers: &[&Arc<Peer>], wait: Duration) -> Vec<Option<u64>> {
+    pub(crate) fn probe(
+        &self,
+        group: u64,
+        peers: &[&Arc<Peer>],
+        wait: Duration,
+    ) -> Vec<Option<u64>> {
         let deadline = Instant::now() + wait;
         let lock = || self.probes.lock().expect("no panic while probes are held");
-        let ids: Vec<u64> =
-            peers.iter().map(|_| self.last_probe.fetch_add(1, Ordering::Relaxed)).collect();
+        let ids: Vec<u64> = peers
+            .iter()
+            .map(|_| self.last_probe.fetch_add(1, Ordering::Relaxed))
+            .collect();
         lock().extend(ids.iter().map(|&id| (id, None)));
         for (&id, peer) in ids.iter().zip(peers) {
             peer.tell(Control::Probe { id, group });
@@ -370,17 +405,29 @@ impl Fabric {
             if left.is_zero() {
                 break;
             }
-            probes = self.probe_answered.wait_timeout(probes, left).expect("as above").0;
+            probes = self
+                .probe_answered
+                .wait_timeout(probes, left)
+                .expect("as above")
+                .0;
         }
-        ids.iter().map(|id| probes.remove(id).flatten().flatten()).collect()
+        ids.iter()
+            .map(|id| probes.remove(id).flatten().flatten())
+            .collect()
     }
 
     pub(crate) fn add_group(&self, key: u64, group: Weak<dyn Member>) {
-        self.groups.lock().expect("no panic while groups are held").insert(key, group);
+        self.groups
+            .lock()
+            .expect("no panic while groups are held")
+            .insert(key, group);
     }
 
     pub(crate) fn remove_group(&self, key: u64) {
-        self.groups.lock().expect("no panic while groups are held").remove(&key);
+        self.groups
+            .lock()
+            .expect("no panic while groups are held")
+            .remove(&key);
     }
 
     fn groups(&self) -> Vec<Arc<dyn Member>> {
@@ -406,7 +453,12 @@ impl Fabric {
         }
         if self.has_remote.load(Ordering::Acquire) {
             let now = self.milliseconds();
-            for peer in self.remote.read().expect("no panic while peers are held").iter() {
+            for peer in self
+                .remote
+                .read()
+                .expect("no panic while peers are held")
+                .iter()
+            {
                 if peer.link.is_busy() {
                     peer.polled.store(now, Ordering::Relaxed);
                     moved |= peer.link.try_progress();
@@ -420,7 +472,12 @@ impl Fabric {
     /// that thread goes to sleep.
     pub(crate) fn watch_links(&self) {
         if self.has_remote.load(Ordering::Acquire) {
-            for peer in self.remote.read().expect("no panic while peers are held").iter() {
+            for peer in self
+                .remote
+                .read()
+                .expect("no panic while peers are held")
+                .iter()
+            {
                 if peer.link.is_busy() {
                     peer.polled.store(0, Ordering::Relaxed);
                     self.control.arm(peer);
@@ -441,10 +498,15 @@ impl Fabric {
     /// Waits until what was sent has reached the peers' systems, at most `wait`.
     pub(crate) fn flush(&self, wait: Duration) {
         let deadline = Instant::now() + wait;
-        let peers: Vec<Arc<Peer>> =
-            self.peers.lock().expect("no panic while peers are held").values().cloned().collect();
+        let peers: Vec<Arc<Peer>> = self
+            .peers
+            .lock()
+            .expect("no panic while peers are held")
+            .values()
+            .cloned()
+            .collect();
         for peer in peers {
-            while peer.gone().is_none() && peer.mapping.is_none() && peer.link.unsent() > 0 {
+            while peer.gone().is_none() && peer.link.unsent() > 0 {
                 peer.link.progress();
                 if Instant::now() >= deadline {
                     return;
@@ -496,7 +558,10 @@ pub(crate) fn words(text: &str) -> impl Iterator<Item = u64> + '_ {
 fn machine() -> u64 {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let name = boot.unwrap_or_else(|_| {
-        nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned()
+        nix::unistd::gethostname()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
     });
     hash(words(name.trim()))
 }

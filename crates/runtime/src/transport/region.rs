@@ -57,7 +57,9 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps a whole region.
     pub(crate) fn new(fd: BorrowedFd<'_>) -> Result<Mapping, Error> {
-        let size = nix::sys::stat::fstat(fd).map_err(resource("fstat"))?.st_size;
+        let size = nix::sys::stat::fstat(fd)
+            .map_err(resource("fstat"))?
+            .st_size;
         if size as usize != REGION_BYTES {
             return Err(Error::Network(format!(
                 "a peer's shared memory has {size} bytes, expected {REGION_BYTES}"
@@ -120,7 +122,10 @@ impl Mapping {
 
     /// Whether any inbox mark is set.
     pub(crate) fn has_inbox(&self) -> bool {
-        self.header().inbox.iter().any(|word| word.load(Ordering::Acquire) != 0)
+        self.header()
+            .inbox
+            .iter()
+            .any(|word| word.load(Ordering::Acquire) != 0)
     }
 
     /// Where the owner's seat in group `key` lies, once the owner has made it.
@@ -173,19 +178,28 @@ pub(crate) struct OwnRegion {
 
 impl OwnRegion {
     pub(crate) fn new() -> Result<OwnRegion, Error> {
-        let fd = memfd_create("tpu_dist", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-            .map_err(resource("memfd_create"))?;
+        let fd = memfd_create(
+            "tpu_dist",
+            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
+        )
+        .map_err(resource("memfd_create"))?;
         nix::unistd::ftruncate(&fd, REGION_BYTES as i64).map_err(resource("sizing a memfd"))?;
         rustix::fs::fcntl_add_seals(
             &fd,
-            rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::SEAL,
+            rustix::fs::SealFlags::SHRINK
+                | rustix::fs::SealFlags::GROW
+                | rustix::fs::SealFlags::SEAL,
         )
         .map_err(|error| Error::Resource(format!("sealing a memfd: {error}")))?;
         let mapping = Mapping::new(fd.as_fd())?;
         mapping.header().magic.store(MAGIC, Ordering::Release);
         let start = size_of::<Header>().next_multiple_of(PAGE);
         let free = BTreeMap::from([(start, REGION_BYTES - start)]);
-        Ok(OwnRegion { mapping, fd, free: Mutex::new(free) })
+        Ok(OwnRegion {
+            mapping,
+            fd,
+            free: Mutex::new(free),
+        })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -243,7 +257,9 @@ impl OwnRegion {
                 return Ok(());
             }
         }
-        Err(Error::Resource(format!("more than {DIRECTORY} process groups at a time")))
+        Err(Error::Resource(format!(
+            "more than {DIRECTORY} process groups at a time"
+        )))
     }
 
     /// Takes back [`OwnRegion::publish_seat`].
@@ -258,7 +274,9 @@ impl OwnRegion {
                     // A tombstone keeps later entries of the chain reachable; at its
                     // end it is not needed, and neither are those right before it.
                     let last = directory[(at + 1) % DIRECTORY].key.load(Ordering::Relaxed) == FREE;
-                    directory[at].key.store(if last { FREE } else { TOMBSTONE }, Ordering::Release);
+                    directory[at]
+                        .key
+                        .store(if last { FREE } else { TOMBSTONE }, Ordering::Release);
                     let mut back = at;
                     while last {
                         back = (back + DIRECTORY - 1) % DIRECTORY;
@@ -303,7 +321,11 @@ mod tests {
         assert_eq!(unsafe { *bytes.as_ptr() }, 0);
         region.release(first, 10_000);
         region.release(second, 1);
-        assert_eq!(region.free.lock().unwrap().len(), 1, "the ranges joined again");
+        assert_eq!(
+            region.free.lock().unwrap().len(),
+            1,
+            "the ranges joined again"
+        );
         assert!(region.mapping.at(REGION_BYTES, 1).is_err());
         assert!(region.mapping.at(usize::MAX - 127, 1 << 20).is_err());
     }
@@ -324,9 +346,14 @@ mod tests {
         assert_eq!(view.find_seat(keys[2]), Some(3 * PAGE));
         region.retract_seat(keys[2]);
         region.retract_seat(keys[0]);
-        assert!(region.mapping.header().directory.iter().all(|entry| {
-            entry.key.load(Ordering::Relaxed) == FREE
-        }));
+        assert!(
+            region
+                .mapping
+                .header()
+                .directory
+                .iter()
+                .all(|entry| { entry.key.load(Ordering::Relaxed) == FREE })
+        );
         view.mark_inbox(70);
         let mut seen = Vec::new();
         region.mapping.take_inbox(|bit| seen.push(bit));

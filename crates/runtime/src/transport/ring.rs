@@ -45,7 +45,11 @@ impl End {
     unsafe fn new(memory: NonNull<u8>) -> End {
         // SAFETY: inside the memory the caller vouches for.
         let data = unsafe { memory.add(size_of::<Counters>()) };
-        End { counters: memory.cast(), data, capacity: RING_BYTES }
+        End {
+            counters: memory.cast(),
+            data,
+            capacity: RING_BYTES,
+        }
     }
 
     fn head(&self) -> &AtomicU64 {
@@ -67,7 +71,10 @@ impl End {
     fn range(&self, position: u64, bytes: usize) -> (NonNull<u8>, usize) {
         let start = position as usize % self.capacity;
         // SAFETY: `start` is below the capacity.
-        (unsafe { self.data.add(start) }, bytes.min(self.capacity - start))
+        (
+            unsafe { self.data.add(start) },
+            bytes.min(self.capacity - start),
+        )
     }
 }
 
@@ -196,15 +203,25 @@ mod loom_tests {
         model.max_branches = 20_000;
         model.check(|| {
             let line = || CachePadded::new(AtomicU64::new(0));
-            let counters = Counters { head: line(), tail: line(), blocked: line() };
+            let counters = Counters {
+                head: line(),
+                tail: line(),
+                blocked: line(),
+            };
             let memory = loom::sync::Arc::new(Memory(counters, std::cell::UnsafeCell::new(0)));
             let end = || End {
                 counters: NonNull::from(&memory.0),
                 data: NonNull::new(memory.1.get()).unwrap(),
                 capacity: 1,
             };
-            let mut producer = Producer { end: end(), head: 0 };
-            let mut consumer = Consumer { end: end(), tail: 0 };
+            let mut producer = Producer {
+                end: end(),
+                head: 0,
+            };
+            let mut consumer = Consumer {
+                end: end(),
+                tail: 0,
+            };
             let told = loom::sync::Arc::new(loom::sync::Notify::new());
             let (teller, keep) = (told.clone(), memory.clone());
             let data = [1u8, 2];
@@ -286,7 +303,10 @@ mod tests {
         let (mut producer, mut consumer) = unsafe { (Producer::new(at), Consumer::new(at)) };
         let data = vec![1u8; RING_BYTES + 5];
         // SAFETY: inside `data`.
-        assert_eq!(unsafe { producer.write(data.as_ptr(), data.len()) }, RING_BYTES);
+        assert_eq!(
+            unsafe { producer.write(data.as_ptr(), data.len()) },
+            RING_BYTES
+        );
         assert_eq!(unsafe { producer.write(data.as_ptr(), 1) }, 0);
         assert_eq!(consumer.available(), 0, "not yet shown");
         producer.commit();

@@ -27,7 +27,13 @@ impl Shm {
         bit: u32,
         own: Arc<OwnRegion>,
     ) -> Shm {
-        Shm { producer, consumer, peer, bit, _own: own }
+        Shm {
+            producer,
+            consumer,
+            peer,
+            bit,
+            _own: own,
+        }
     }
 
     fn notify(&self) {
