@@ -1,17 +1,19 @@
 """``torchrun --rdzv-backend tpu_dist``: ranks in the order of the hosts in the slice.
 
-Everything is c10d's rendezvous (the store, the rounds, elastic restarts, its options),
-except for the last step: c10d numbers hosts by their names. Where every host knows its place
-(``TPU_WORKER_ID``, and ``MEGASCALE_SLICE_ID`` with several slices), they are numbered by slice
-and place instead, so that ranks follow libtpu's order of devices.
+Rounds, elastic membership and options are c10d's. Two things differ. c10d numbers hosts by
+their names; where every host knows its place (``TPU_WORKER_ID``, and ``MEGASCALE_SLICE_ID``
+with several slices), they are numbered by slice and place instead, so that ranks follow
+libtpu's order of devices. And the workers of each round get a store of their own, so that a
+restart cannot meet the addresses of workers that died.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -41,6 +43,7 @@ class TopologyRendezvous(RendezvousHandler):
         backend, store = create_backend(params)
         self._inner = create_handler(store, backend, params)
         self._local_addr = params.local_addr
+        self._server: TCPStore | None = None
 
     def get_backend(self) -> str:
         """The name that ``--rdzv-backend`` takes."""
@@ -55,15 +58,20 @@ class TopologyRendezvous(RendezvousHandler):
         """Joins the next round; see the base class."""
         info = self._inner.next_rendezvous()
         # The store of a round is the round's own, so a restart starts afresh.
-        rank = _reorder(PrefixStore(NAME, info.store), info.rank, info.world_size)
-        if rank == info.rank and self.use_agent_store:
-            return info
-        bootstrap = info.bootstrap_store_info
-        if bootstrap is None or not self.use_agent_store:
-            # The worker with rank 0 will host the store: the address must be its host's.
-            store = PrefixStore(f"{NAME}/bootstrap", info.store)
-            bootstrap = RendezvousStoreInfo.build(rank, store, local_addr=self._local_addr)
-        return RendezvousInfo(info.store, rank, info.world_size, bootstrap)
+        store = PrefixStore(NAME, info.store)
+        rank = _reorder(store, info.rank, info.world_size)
+        port = None
+        if self.use_agent_store:
+            # c10d keeps the workers' store from round to round, where those of the next
+            # find what the last left behind. Here each round has its own server.
+            host = self._local_addr or socket.getfqdn()
+            self._server = _serve(host) if rank == 0 else None
+            port = self._server.port if self._server else 0
+        # Without a port of the agent's, the worker with rank 0 serves on its host.
+        address = RendezvousStoreInfo.build(
+            rank, store, local_addr=self._local_addr, server_port=port
+        )
+        return RendezvousInfo(info.store, rank, info.world_size, address)
 
     def is_closed(self) -> bool:
         """Whether no further round will start."""
@@ -84,6 +92,11 @@ class TopologyRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leaves and closes the rendezvous."""
         return self._inner.shutdown()
+
+
+def _serve(host: str) -> TCPStore:
+    """A store of this process for the workers of a round, on a free port."""
+    return TCPStore(host, 0, is_master=True, multi_tenant=True, wait_for_workers=False)
 
 
 def _reorder(store: Store, rank: int, world_size: int) -> int:

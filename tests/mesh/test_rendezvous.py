@@ -87,6 +87,12 @@ def test_ranks_by_place(agents):
         for a in answers
     }
     assert len(addresses) == 1
+    # The next round has the same order and a store of its own.
+    again = agents.join(handlers, places)
+    assert [answer.rank for answer in again] == [3, 1, 2, 0]
+    assert addresses.isdisjoint(
+        (a.bootstrap_store_info.master_addr, a.bootstrap_store_info.master_port) for a in again
+    )
     assert all(handler.get_backend() == "tpu_dist" for handler in handlers)
     assert {handler.get_run_id() for handler in handlers} == {"job"}
     assert [handler.num_nodes_waiting() for handler in handlers] == [0] * 4
@@ -154,7 +160,7 @@ def test_torchrun(tmp_path, failures):
     lines = []
     try:
         for agent in agents:
-            out, err = agent.communicate(timeout=150)
+            out, err = agent.communicate(timeout=240)
             assert agent.returncode == 0, err[-3000:]
             lines += [line for line in out.splitlines() if line.startswith("RANK")]
     finally:
