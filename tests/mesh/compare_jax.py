@@ -18,11 +18,11 @@ AR, AG, RS, A2A = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 
 def rising(*mib):
     """All-reduce on every axis, MiB per axis."""
-    return [[axis, AR, size * MIB] for axis, size in enumerate(mib)]
+    return [(axis, AR, size * MIB) for axis, size in enumerate(mib)]
 
 
-TP_FSDP = [[0, AG, 64 * MIB], [0, RS, 64 * MIB], [1, AR, 256 * MIB]]
-DP_EP = [[0, AR, 64 * MIB], [1, A2A, 128 * MIB]]
+TP_FSDP = [(0, AG, 64 * MIB), (0, RS, 64 * MIB), (1, AR, 256 * MIB)]
+DP_EP = [(0, AR, 64 * MIB), (1, A2A, 128 * MIB)]
 
 # (topology, mesh shape, traffic, slices of each axis). Axes are in the order of rising
 # traffic, as mesh_utils expects them.
@@ -61,7 +61,7 @@ CASES = [
     ("v6e:8x16", [16, 8], TP_FSDP, None),
     ("v6e:16x16", [64, 4], TP_FSDP, None),
     ("v6e:16x16", [4, 4, 16], rising(16, 32, 64), None),
-    ("v6e:16x16", [4, 8, 8], [*DP_EP, [2, AR, 256 * MIB]], None),
+    ("v6e:16x16", [4, 8, 8], [*DP_EP, (2, AR, 256 * MIB)], None),
     ("v5p:2x2x2", [2, 4], rising(16, 64), None),
     ("v5p:2x2x2", [4, 2], rising(16, 64), None),
     ("v5p:4x4x4", [4, 4, 4], rising(16, 32, 64), None),
@@ -72,7 +72,7 @@ CASES = [
     ("v5p:4x4x8_twisted", [8, 16], DP_EP, None),
     ("v5p:4x8x8_twisted", [16, 16], TP_FSDP, None),
     ("v5p:8x8x8", [64, 8], TP_FSDP, None),
-    ("v5p:8x8x8", [8, 8, 8], [*DP_EP, [2, AR, 256 * MIB]], None),
+    ("v5p:8x8x8", [8, 8, 8], [*DP_EP, (2, AR, 256 * MIB)], None),
     ("v5p:8x8x8", [2, 16, 16], rising(16, 32, 64), None),
     ("v5p:8x8x16", [4, 8, 32], rising(16, 32, 64), None),
     ("v7x:2x2x1", [4, 2], rising(16, 64), None),
