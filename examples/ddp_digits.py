@@ -44,7 +44,7 @@ def make_model() -> nn.Module:
     """The classifier, with the same initial weights on every call."""
     torch.manual_seed(SEED)
     return nn.Sequential(
-        nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+        nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 128), nn.Tanh(), nn.Linear(128, 10)
     )
 
 
@@ -65,7 +65,7 @@ def train(
         data, num_replicas=world, rank=rank, shuffle=True, seed=SEED, drop_last=True
     )
     loader = DataLoader(data, GLOBAL_BATCH // world, sampler=sampler, drop_last=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     progress = tqdm(range(epochs), "training", unit="epoch", disable=not show)
     for epoch in progress:

@@ -1,7 +1,8 @@
 #include "backend.hpp"
 
 #include <algorithm>
-#include <limits>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include <ATen/MemoryOverlap.h>
@@ -242,8 +243,8 @@ class Buffers {
   }
 
   // Memory with `tensor`'s content. A copy where it overlaps the output, unless it
-  // starts at `own` and output may stand there.
-  at::Tensor read(const at::Tensor& tensor, std::optional<uintptr_t> own = std::nullopt) {
+  // starts at the address `own`, where the operation lets output stand.
+  at::Tensor read(const at::Tensor& tensor, uintptr_t own = 0) {
     at::Tensor plain = tensor;
     if (!is_plain(tensor)) {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -411,25 +412,22 @@ class C10dStore final : public Store {
     }
   }
 
-  // Waits in slices, so that Ctrl-C gets through.
+  // Waits for the keys. Where they are not there yet, another thread waits for them:
+  // the store's own wait cannot be interrupted, and Ctrl-C must get through.
   void wait(const std::vector<std::string>& names, Milliseconds timeout) const {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    for (;;) {
-      const auto left = std::chrono::duration_cast<Milliseconds>(
-          deadline - std::chrono::steady_clock::now());
-      const auto slice = std::min(left, Milliseconds(500));
-      try {
-        store_->wait(names, std::max(slice, Milliseconds(1)));
-        return;
-      } catch (const c10::DistStoreError&) {
-        if (slice == left) {
-          throw;
-        }
-      }
+    if (store_->check(names)) {
+      return;
+    }
+    std::packaged_task<void()> task(
+        [store = store_, names, timeout] { store->wait(names, timeout); });
+    auto waited = task.get_future();
+    std::thread(std::move(task)).detach();
+    while (waited.wait_for(Milliseconds(100)) != std::future_status::ready) {
       if (check_signals()) {
         throw std::runtime_error("interrupted by a signal");
       }
     }
+    waited.get();
   }
 
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -474,6 +472,7 @@ c10::intrusive_ptr<ProcessGroupTpuDist> ProcessGroupTpuDist::create(
     int rank,
     int size,
     c10::intrusive_ptr<Options> options,
+    bool is_default,
     const ProcessGroupTpuDist* parent) {
   ffi::GroupSpec spec;
   spec.id = rust::String::lossy(options->group_name);
@@ -484,6 +483,7 @@ c10::intrusive_ptr<ProcessGroupTpuDist> ProcessGroupTpuDist::create(
   for (const auto global : options->global_ranks_in_group) {
     spec.global_ranks.push_back(static_cast<uint32_t>(global));
   }
+  spec.is_default = is_default;
   spec.timeout_ms = options->timeout.count();
   ffi::Failure failure{};
   auto* group = parent != nullptr
@@ -615,6 +615,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupTpuDist::split(
       static_cast<int>(own - ranks.begin()),
       static_cast<int>(ranks.size()),
       std::move(copy),
+      /*is_default=*/false,
       this);
 }
 
@@ -806,7 +807,7 @@ WorkPointer ProcessGroupTpuDist::allgather(
   buffers.check("inputs", inputs[0]);
   buffers.profile(inputs);
   check_same_count(name, "outputs", rank_, outputs[0][rank_], inputs[0]);
-  std::optional<uintptr_t> own;
+  uintptr_t own = 0;
   for (const auto rank : c10::irange(size_)) {
     buffers.check("outputs", outputs[0][rank]);
     const auto memory = buffers.write("outputs", outputs[0][rank]);
@@ -928,7 +929,7 @@ WorkPointer ProcessGroupTpuDist::gather(
   Buffers buffers(name);
   buffers.check("inputs", inputs[0]);
   buffers.profile(inputs);
-  std::optional<uintptr_t> own;
+  uintptr_t own = 0;
   if (options.rootRank == rank_) {
     c10d::assertGatherOutputTensorList(reporter(name), outputs, size_);
     for (const auto rank : c10::irange(size_)) {
@@ -961,7 +962,7 @@ WorkPointer ProcessGroupTpuDist::gather_single(
   Buffers buffers(name);
   buffers.check("input", input);
   buffers.profile(input);
-  std::optional<uintptr_t> own;
+  uintptr_t own = 0;
   if (options.rootRank == rank_) {
     buffers.check("output", output);
     check_multiple(name, "output", output, input, size_);
@@ -996,7 +997,7 @@ WorkPointer ProcessGroupTpuDist::scatter(
       const auto& input = inputs[0][rank];
       buffers.check("inputs", input);
       check_same_count(name, "inputs", rank, input, outputs[0]);
-      const auto own = rank == rank_ ? std::optional(address(memory)) : std::nullopt;
+      const auto own = rank == rank_ ? address(memory) : 0;
       buffers.input.add_piece(buffers.read(input, own));
     }
   } else {
@@ -1027,7 +1028,7 @@ WorkPointer ProcessGroupTpuDist::reduce_scatter(
   buffers.tensors.results.push_back(outputs[0]);
   for (const auto rank : c10::irange(size_)) {
     buffers.check("inputs", inputs[0][rank]);
-    const auto own = rank == rank_ ? std::optional(address(memory)) : std::nullopt;
+    const auto own = rank == rank_ ? address(memory) : 0;
     buffers.input.add_piece(buffers.read(inputs[0][rank], own));
   }
   return run(
@@ -1052,7 +1053,7 @@ WorkPointer ProcessGroupTpuDist::reduce_scatter_single(
   const bool own_part = is_plain(input) && is_plain(output) &&
       address(output) == address(input) + rank_ * output.nbytes();
   buffers.input.add_pieces(
-      buffers.read(input, own_part ? std::optional(address(input)) : std::nullopt), size_);
+      buffers.read(input, own_part ? address(input) : 0), size_);
   buffers.tensors.results.push_back(output);
   return run(
       buffers, call_of(ffi::Kind::ReduceScatter, buffers, reduction(name, options.reduceOp)),
@@ -1084,7 +1085,7 @@ WorkPointer ProcessGroupTpuDist::reduce_scatter_single_coalesced(
         address(outputs[index]) ==
             address(inputs[index]) + rank_ * outputs[index].nbytes();
     memory.push_back(buffers.read(
-        inputs[index], own_part ? std::optional(address(inputs[index])) : std::nullopt));
+        inputs[index], own_part ? address(inputs[index]) : 0));
   }
   for (const auto rank : c10::irange(size_)) {
     for (const auto& tensor : memory) {
@@ -1311,7 +1312,7 @@ WorkPointer ProcessGroupTpuDist::run_sparse(
     if (!sparse_group_) {
       auto child = c10::static_intrusive_pointer_cast<Options>(options_->clone());
       child->group_name += "/sparse";
-      sparse_group_ = create(nullptr, rank_, size_, std::move(child), this);
+      sparse_group_ = create(nullptr, rank_, size_, std::move(child), /*is_default=*/false, this);
     }
   }
   const auto sequence = getSequenceNumberForGroup();

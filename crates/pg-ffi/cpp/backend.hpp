@@ -43,13 +43,15 @@ class ProcessGroupTpuDist final : public c10d::Backend {
     }
   };
 
-  // `options` has the group's name, ranks and timeout. With a `parent` the group is
-  // made out of members of that one, without the store.
+  // `options` has the group's name, ranks and timeout; `is_default` says that it is
+  // the job's default group. With a `parent` the group is made out of members of that
+  // one, without the store.
   static c10::intrusive_ptr<ProcessGroupTpuDist> create(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
       int size,
       c10::intrusive_ptr<Options> options,
+      bool is_default,
       const ProcessGroupTpuDist* parent);
 
   ProcessGroupTpuDist(

@@ -82,8 +82,9 @@ c10::intrusive_ptr<ProcessGroupTpuDist> create_backend(
   own->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.timeout);
   own->group_name = options.group_id;
   own->global_ranks_in_group.clear();
-  if (options.global_ranks_in_group.empty()) {
-    // The default group: the whole world.
+  // Torch names the ranks of every group but the default one, which is the world.
+  const bool is_default = options.global_ranks_in_group.empty();
+  if (is_default) {
     for (const auto rank : c10::irange(options.group_size)) {
       own->global_ranks_in_group.push_back(rank);
     }
@@ -95,7 +96,8 @@ c10::intrusive_ptr<ProcessGroupTpuDist> create_backend(
   const auto* parent =
       dynamic_cast<const ProcessGroupTpuDist*>(options.split_from.get());
   return ProcessGroupTpuDist::create(
-      options.store, options.group_rank, options.group_size, std::move(own), parent);
+      options.store, options.group_rank, options.group_size, std::move(own), is_default,
+      parent);
 }
 
 } // namespace

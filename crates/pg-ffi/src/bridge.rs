@@ -118,6 +118,7 @@ pub(crate) mod ffi {
         rank: u32,
         size: u32,
         global_ranks: Vec<u32>,
+        is_default: bool,
         timeout_ms: i64,
     }
 
@@ -302,7 +303,8 @@ impl From<&ffi::GroupSpec> for runtime::GroupSpec {
             rank: spec.rank,
             size: spec.size,
             global_ranks: spec.global_ranks.clone(),
-            timeout: timeout(spec.timeout_ms).unwrap_or(Duration::MAX),
+            default: spec.is_default,
+            timeout: timeout(spec.timeout_ms).unwrap_or_default(),
         }
     }
 }

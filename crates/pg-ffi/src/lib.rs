@@ -7,17 +7,20 @@
 #[allow(unreachable_pub)]
 mod bridge;
 mod groups;
+mod log;
+mod mesh;
 mod store;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 /// The compiled part of `tpu_dist`.
-#[pymodule]
-#[expect(non_snake_case, reason = "the name of the Python module")]
-fn _C(module: &Bound<'_, PyModule>) -> PyResult<()> {
+#[pymodule(name = "_C")]
+fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    log::install();
     tpu_dist_runtime::set_interrupt_check(bridge::ffi::check_signals);
     module.add_function(wrap_pyfunction!(groups::stats, module)?)?;
+    mesh::register(module)?;
     // SAFETY: the address is that of a live module object, and the GIL is held.
     unsafe { bridge::ffi::register_classes(module.as_ptr() as usize) }
         .map_err(|error| PyImportError::new_err(error.what().to_owned()))
