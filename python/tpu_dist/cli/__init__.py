@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("topo", "explain")
+COMMANDS = ("topo", "explain", "bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
