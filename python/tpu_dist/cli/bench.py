@@ -117,11 +117,11 @@ def _choose(text: str, known: Sequence[str], option: str) -> list[str]:
 
 def _spawn(ranks: int, *job: Any) -> list[Row]:
     """Runs ``_measure`` on processes of this host; returns what rank 0 measured."""
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory(prefix="tpu_dist-bench-") as directory:
         answer = Path(directory) / "rows.json"
-        mp.spawn(_rank, args=(ranks, directory, job), nprocs=ranks)  # type: ignore[no-untyped-call]
+        spawn(_rank, args=(ranks, directory, job), nprocs=ranks)  # type: ignore[no-untyped-call]
         return [Row(**row) for row in json.loads(answer.read_text())]
 
 
@@ -129,7 +129,9 @@ def _rank(rank: int, ranks: int, directory: str, job: Any) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1"
     )
-    rows = _measure(*job, init_method=f"file://{directory}/store")
+    operations, sizes, dtypes, backend, compare = job
+    init_method = f"file://{directory}/store"
+    rows = _measure(operations, sizes, dtypes, backend, compare, init_method)
     if rank == 0:
         text = json.dumps([asdict(row) for row in rows])
         (Path(directory) / "rows.json").write_text(text)
