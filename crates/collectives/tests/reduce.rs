@@ -45,8 +45,8 @@ fn float8_code(dtype: DType, values: &[f64], value: f64) -> u8 {
     if value.is_nan() {
         return nan;
     }
-    // Where there is no code for it, what is past the middle between the largest value and
-    // the one that would follow is too large.
+    // What is past the middle between the largest number and the one that would follow is too
+    // large.
     let largest = values
         .iter()
         .copied()
@@ -58,13 +58,19 @@ fn float8_code(dtype: DType, values: &[f64], value: f64) -> u8 {
             .copied()
             .filter(|&v| v < largest)
             .fold(0.0, f64::max);
-    let last_is_even = (values.iter().position(|&v| v == largest).unwrap() & 1) == 0;
+    let code_of = |value: f64| {
+        values
+            .iter()
+            .position(|&v| v == value)
+            .map(|code| code as u8)
+    };
+    let last_is_even = code_of(largest).unwrap() & 1 == 0;
     let middle = largest + step / 2.0;
     if value.abs() > middle || value.abs() == middle && !last_is_even {
-        let infinity = values
-            .iter()
-            .position(|&v| v == f64::INFINITY.copysign(value));
-        return infinity.map_or(nan, |code| code as u8);
+        return match dtype {
+            DType::F8E4M3FN => code_of(largest.copysign(value)).unwrap(),
+            _ => code_of(f64::INFINITY.copysign(value)).unwrap_or(nan),
+        };
     }
     let has_negative_zero = matches!(dtype, DType::F8E4M3FN | DType::F8E5M2);
     let code = (0..=255u8)
@@ -616,7 +622,9 @@ fn factors_must_match_the_sources() {
 
 #[test]
 fn copies_are_exact_at_any_offset_and_length() {
-    let source: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+    let source: Vec<u8> = (0..100_000u32)
+        .map(|i| (i.wrapping_mul(i) >> 7) as u8)
+        .collect();
     for copy in [
         reduce::copy as unsafe fn(*mut u8, *const u8, usize),
         reduce::copy_nontemporal,

@@ -8,9 +8,9 @@
 pub(super) enum Specials {
     /// The largest exponent is infinity and NaNs (IEEE 754).
     Ieee,
-    /// No infinity; all ones is NaN, and so is what overflows ("fn").
+    /// No infinity; all ones is NaN, and what overflows is the largest number ("fn").
     Finite,
-    /// No infinity and no negative zero, whose code is the only NaN ("fnuz").
+    /// No infinity and no negative zero, whose code is NaN, also for what overflows ("fnuz").
     FiniteUnsignedZero,
 }
 
@@ -48,8 +48,7 @@ pub(super) fn decode<F: Format>(code: u32) -> f32 {
     f32::from_bits(bits | sign)
 }
 
-/// Narrows to the nearest code, ties to even, as PyTorch casts: what is too large becomes
-/// infinity, or NaN where there is none.
+/// Narrows to the nearest code, ties to even, as PyTorch 2.15 casts.
 #[inline(always)]
 pub(super) fn encode<F: Format>(value: f32) -> u32 {
     let sign_bit = 1 << (F::BITS - 1);
@@ -74,7 +73,7 @@ pub(super) fn encode<F: Format>(value: f32) -> u32 {
     };
     let (overflow, nan) = match F::SPECIALS {
         Specials::Ieee => (infinity::<F>(), infinity::<F>() | 1 << (F::MANTISSA - 1)),
-        Specials::Finite => (sign_bit - 1, sign_bit - 1),
+        Specials::Finite => (sign_bit - 2, sign_bit - 1),
         Specials::FiniteUnsignedZero => (sign_bit, sign_bit),
     };
     let code = if magnitude > 0x7f80_0000 {
