@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod op;
 pub mod reduce;
 pub mod schedule;
+pub mod select;
 pub mod signature;
 pub mod sim;
 

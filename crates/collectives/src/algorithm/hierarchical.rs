@@ -29,7 +29,6 @@ pub struct Hierarchical {
     inner: Arc<dyn Algorithm>,
     outer: Arc<dyn Algorithm>,
     transports: (Transport, Transport),
-    sharing: u32,
 }
 
 impl Hierarchical {
@@ -47,7 +46,6 @@ impl Hierarchical {
             inner,
             outer,
             transports: (Transport::Local, Transport::Network),
-            sharing: 1,
         }
     }
 
@@ -56,14 +54,6 @@ impl Hierarchical {
     pub fn over(self, inside: Transport, across: Transport) -> Hierarchical {
         Hierarchical {
             transports: (inside, across),
-            ..self
-        }
-    }
-
-    /// For the cost: how many ranks of a group share one port to the other groups. Else 1.
-    pub fn sharing(self, ranks: u32) -> Hierarchical {
-        Hierarchical {
-            sharing: ranks.max(1),
             ..self
         }
     }
@@ -216,16 +206,12 @@ impl Algorithm for Hierarchical {
     fn cost(&self, request: &Request, model: &dyn CostModel, _: Transport) -> f64 {
         let members = self.groups.iter().map(Vec::len).max().unwrap_or(0);
         let (inside, across) = self.transports;
-        let port = SharedPort {
-            model,
-            sharing: f64::from(self.sharing),
-        };
         let inner = |kind| {
             self.inner
                 .cost(&self.inside(request, kind, members), model, inside)
         };
         inner(Kind::ReduceScatter)
-            + self.outer.cost(&self.across(request, 0), &port, across)
+            + self.outer.cost(&self.across(request, 0), model, across)
             + inner(Kind::AllGather)
     }
 }
@@ -242,28 +228,4 @@ fn places(groups: &[Vec<u32>]) -> Vec<(u32, u32)> {
         }
     }
     places.into_iter().flatten().collect()
-}
-
-/// A model in which a rank has its part of a port.
-struct SharedPort<'a> {
-    model: &'a dyn CostModel,
-    sharing: f64,
-}
-
-impl CostModel for SharedPort<'_> {
-    fn alpha(&self, transport: Transport) -> f64 {
-        self.model.alpha(transport)
-    }
-
-    fn beta(&self, transport: Transport) -> f64 {
-        self.model.beta(transport) * self.sharing
-    }
-
-    fn overhead(&self, transport: Transport) -> f64 {
-        self.model.overhead(transport)
-    }
-
-    fn gamma(&self, transport: Transport) -> f64 {
-        self.model.gamma(transport)
-    }
 }

@@ -11,9 +11,7 @@
 mod fabric;
 mod network;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub use fabric::FabricNetwork;
 pub use network::{Network, Switch, Unroutable};
@@ -114,25 +112,21 @@ impl Outcome {
 pub struct Simulation<'a> {
     network: &'a dyn Network,
     compute: Compute,
-    programs: Vec<Program>,
+    /// The operations of all actors, one after the other, and where each actor's start and
+    /// the last one's end. An actor is a rank in a program.
+    ops: Vec<Op>,
+    starts: Vec<usize>,
+    /// How many actors there are up to the end of each program.
+    programs: Vec<u32>,
+    channels: Vec<Channel>,
     routes: Routes,
 }
 
-type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
-
-/// The routes of all pairs that meet, one after the other.
-#[derive(Default)]
-struct Routes {
-    links: Vec<u32>,
-    of: Vec<Route>,
-    by_pair: FastMap<(u32, u32), u32>,
-}
-
+/// What one actor sends to another of its program.
 #[derive(Clone, Copy)]
-struct Route {
-    start: u32,
-    end: u32,
-    startup: f64,
+struct Channel {
+    route: u32,
+    receiver: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -142,22 +136,16 @@ enum Op {
     Work { bytes: f64 },
 }
 
-struct Program {
-    /// The operations of all ranks, one after the other, and where each rank's start.
-    ops: Vec<Op>,
-    starts: Vec<usize>,
-    /// For each ordered pair of ranks that meet: its route, and who receives.
-    channels: Vec<u32>,
-    receivers: Vec<u32>,
-}
-
 impl<'a> Simulation<'a> {
     /// Nothing to play yet.
     pub fn new(network: &'a dyn Network) -> Simulation<'a> {
         Simulation {
             network,
             compute: Compute::default(),
+            ops: Vec::new(),
+            starts: vec![0],
             programs: Vec::new(),
+            channels: Vec::new(),
             routes: Routes::default(),
         }
     }
@@ -169,12 +157,18 @@ impl<'a> Simulation<'a> {
     }
 
     /// Adds what `algorithm` plans.
+    ///
+    /// # Errors
+    /// For a request that cannot be planned, ranks that the network lacks or cannot join.
     pub fn add(&mut self, algorithm: &dyn Algorithm, request: &Request) -> Result<(), SimError> {
         algorithm::check(algorithm, request)?;
         self.program(request, |rank| algorithm.steps(request, rank).steps)
     }
 
     /// Adds a schedule.
+    ///
+    /// # Errors
+    /// For ranks that the network lacks or cannot join.
     pub fn add_schedule(&mut self, request: &Request, schedule: &Schedule) -> Result<(), SimError> {
         self.program(request, |rank| {
             schedule
@@ -196,23 +190,31 @@ impl<'a> Simulation<'a> {
         }
         let element = f64::from(request.element_size);
         let size = |count: u64| count as f64 * element;
-        let mut ops = Vec::new();
-        let mut starts = Vec::with_capacity(program as usize + 1);
-        let mut channels = Channels::default();
+        let first = self.programs.last().copied().unwrap_or(0);
+        let mut pairs = Pairs::default();
         for rank in 0..program {
-            starts.push(ops.len());
             for step in steps(rank) {
-                ops.push(match step {
+                let mut channel = |from, to| {
+                    pairs.find(from, to, || {
+                        let route = self.routes.find(from, to, self.network)?;
+                        self.channels.push(Channel {
+                            route,
+                            receiver: first + to,
+                        });
+                        Ok(self.channels.len() as u32 - 1)
+                    })
+                };
+                let op = match step {
                     Step::Send { to, chunk } => Op::Send {
-                        channel: channels.of(rank, to, &mut self.routes, self.network)?,
+                        channel: channel(rank, to)?,
                         bytes: size(chunk.count),
                     },
                     Step::Recv { from, .. } => Op::Recv {
-                        channel: channels.of(from, rank, &mut self.routes, self.network)?,
+                        channel: channel(from, rank)?,
                         reduced: 0.0,
                     },
                     Step::RecvReduce { from, chunk } => Op::Recv {
-                        channel: channels.of(from, rank, &mut self.routes, self.network)?,
+                        channel: channel(from, rank)?,
                         reduced: size(chunk.count),
                     },
                     Step::Reduce { dst, sources } => {
@@ -225,86 +227,99 @@ impl<'a> Simulation<'a> {
                         bytes: size(dst.count),
                     },
                     Step::Finish { .. } => continue,
-                });
+                };
+                self.ops.push(op);
             }
+            self.starts.push(self.ops.len());
         }
-        starts.push(ops.len());
-        ops.shrink_to_fit();
-        self.programs.push(Program {
-            ops,
-            starts,
-            channels: channels.routes,
-            receivers: channels.receivers,
-        });
+        self.programs.push(first + program);
         Ok(())
     }
 
     /// Plays all programs from time zero.
+    ///
+    /// # Errors
+    /// Where a rank waits for what nobody sends: never for a schedule that is verified.
     pub fn run(&self) -> Result<Outcome, SimError> {
         Player::new(self).run()
     }
 }
 
-/// The channels of a program while it is read.
+/// The channels of a program by their ends, while it is read.
 #[derive(Default)]
-struct Channels {
-    by_pair: FastMap<(u32, u32), u32>,
-    routes: Vec<u32>,
-    receivers: Vec<u32>,
+struct Pairs {
+    all: HashMap<(u32, u32), u32>,
+    recent: Vec<((u32, u32), u32)>,
 }
 
-impl Channels {
-    fn of(
+/// Pairs that are looked for one by one before all are.
+const RECENT: usize = 16;
+
+impl Pairs {
+    fn find(
         &mut self,
         from: u32,
         to: u32,
-        routes: &mut Routes,
-        network: &dyn Network,
-    ) -> Result<u32, SimError> {
-        if let Some(&channel) = self.by_pair.get(&(from, to)) {
+        new: impl FnOnce() -> Result<u32, Unroutable>,
+    ) -> Result<u32, Unroutable> {
+        let pair = (from, to);
+        // A rank meets few others, again and again.
+        if let Some(&(_, channel)) = self.recent.iter().find(|(recent, _)| *recent == pair) {
             return Ok(channel);
         }
-        let route = match routes.by_pair.get(&(from, to)) {
-            Some(&route) => route,
+        let channel = match self.all.get(&pair) {
+            Some(&channel) => channel,
             None => {
-                let start = routes.links.len() as u32;
-                network.route(from, to, &mut routes.links)?;
-                let end = routes.links.len() as u32;
-                let number = routes.of.len() as u32;
-                routes.of.push(Route {
-                    start,
-                    end,
-                    startup: network.startup(from, to),
-                });
-                routes.by_pair.insert((from, to), number);
-                number
+                let channel = new()?;
+                self.all.insert(pair, channel);
+                channel
             }
         };
-        let channel = self.routes.len() as u32;
-        self.routes.push(route);
-        self.receivers.push(to);
-        self.by_pair.insert((from, to), channel);
+        if self.recent.len() == RECENT {
+            self.recent.clear();
+        }
+        self.recent.push((pair, channel));
         Ok(channel)
     }
 }
 
-/// Seconds as a key: times are never negative, so their bits have their order.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Instant(u64);
+/// The routes of all pairs that meet, one after the other.
+#[derive(Default)]
+struct Routes {
+    links: Vec<u32>,
+    routes: Vec<Route>,
+    by_pair: HashMap<(u32, u32), u32>,
+}
 
-impl Instant {
-    fn new(seconds: f64) -> Instant {
-        Instant(seconds.to_bits())
-    }
+#[derive(Clone, Copy)]
+struct Route {
+    start: u32,
+    end: u32,
+    startup: f64,
+}
 
-    fn seconds(self) -> f64 {
-        f64::from_bits(self.0)
+impl Routes {
+    fn find(&mut self, from: u32, to: u32, network: &dyn Network) -> Result<u32, Unroutable> {
+        if let Some(&route) = self.by_pair.get(&(from, to)) {
+            return Ok(route);
+        }
+        let start = self.links.len() as u32;
+        network.route(from, to, &mut self.links)?;
+        let end = self.links.len() as u32;
+        let number = self.routes.len() as u32;
+        self.routes.push(Route {
+            start,
+            end,
+            startup: network.startup(from, to),
+        });
+        self.by_pair.insert((from, to), number);
+        Ok(number)
     }
 }
 
 /// A message on the way, at the link with this index of its route.
+#[derive(Clone, Copy)]
 struct Flight {
-    program: u32,
     channel: u32,
     hop: u32,
     bytes: f64,
@@ -312,159 +327,193 @@ struct Flight {
     tail: f64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy)]
 enum Event {
-    /// A rank goes on.
-    Rank { program: u32, rank: u32 },
+    /// An actor goes on.
+    Actor(u32),
     /// The head of a flight comes to its next link.
-    Hop { flight: u32 },
+    Hop(u32),
 }
 
-struct ChannelState {
-    arrived: VecDeque<f64>,
-    /// The rank that waits here.
-    waiting: bool,
+/// Messages that have come and were not received, the first of them at hand.
+#[derive(Clone, Default)]
+struct Arrivals {
+    first: Option<f64>,
+    others: VecDeque<f64>,
+    /// Whether the receiver waits.
+    awaited: bool,
+}
+
+impl Arrivals {
+    fn push(&mut self, time: f64) {
+        match self.first {
+            None => self.first = Some(time),
+            // Messages of a pair are received in the order in which they were sent.
+            Some(first) => {
+                let last = self.others.back().copied().unwrap_or(first);
+                self.others.push_back(time.max(last));
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<f64> {
+        let first = self.first.take();
+        if first.is_some() {
+            self.first = self.others.pop_front();
+        }
+        first
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Actor {
+    /// Its next operation.
+    next: usize,
+    /// When it was last known to be.
+    now: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Link {
+    bandwidth: f64,
+    latency: f64,
+    /// When the last message has left it.
+    free: f64,
+    busy: f64,
 }
 
 struct Player<'a> {
     simulation: &'a Simulation<'a>,
-    /// By program and rank: the next operation.
-    next: Vec<Vec<usize>>,
-    /// When each rank was last known to be.
-    now: Vec<Vec<f64>>,
-    channels: Vec<Vec<ChannelState>>,
+    actors: Vec<Actor>,
+    /// By channel.
+    arrivals: Vec<Arrivals>,
     flights: Vec<Flight>,
     free_flights: Vec<u32>,
-    /// When each link is free.
-    free: Vec<f64>,
-    outcome: Outcome,
-    /// Events of equal times come in the order in which they were made.
-    events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
-    made: u64,
-    bandwidth: Vec<f64>,
-    latency: Vec<f64>,
+    links: Vec<Link>,
+    messages: u64,
+    bytes: f64,
+    /// Events by the nanosecond in which they happen; of those in one, the first made comes
+    /// first. Most happen together, so that there are few entries.
+    events: BTreeMap<u64, Vec<(f64, Event)>>,
+    /// Empty lists to use again.
+    spare: Vec<Vec<(f64, Event)>>,
 }
 
 impl<'a> Player<'a> {
     fn new(simulation: &'a Simulation<'a>) -> Player<'a> {
-        let links = simulation.network.links();
-        let of_ranks = |program: &Program| program.starts[..program.starts.len() - 1].to_vec();
+        let Simulation {
+            network,
+            starts,
+            channels,
+            ..
+        } = simulation;
+        let link = |link| Link {
+            bandwidth: network.bandwidth(link),
+            latency: network.latency(link),
+            free: 0.0,
+            busy: 0.0,
+        };
+        let actors = starts.len() as u32 - 1;
         let mut player = Player {
             simulation,
-            next: simulation.programs.iter().map(of_ranks).collect(),
-            now: simulation
-                .programs
+            actors: starts
                 .iter()
-                .map(|p| vec![0.0; p.starts.len() - 1])
+                .map(|&next| Actor { next, now: 0.0 })
                 .collect(),
-            channels: simulation
-                .programs
-                .iter()
-                .map(|program| {
-                    let idle = || ChannelState {
-                        arrived: VecDeque::new(),
-                        waiting: false,
-                    };
-                    program.channels.iter().map(|_| idle()).collect()
-                })
-                .collect(),
+            arrivals: vec![Arrivals::default(); channels.len()],
             flights: Vec::new(),
             free_flights: Vec::new(),
-            free: vec![0.0; links],
-            outcome: Outcome {
-                seconds: 0.0,
-                messages: 0,
-                bytes: 0.0,
-                busy: vec![0.0; links],
-            },
-            events: BinaryHeap::new(),
-            made: 0,
-            bandwidth: (0..links)
-                .map(|link| simulation.network.bandwidth(link))
-                .collect(),
-            latency: (0..links)
-                .map(|link| simulation.network.latency(link))
-                .collect(),
+            links: (0..network.links()).map(link).collect(),
+            messages: 0,
+            bytes: 0.0,
+            events: BTreeMap::new(),
+            spare: Vec::new(),
         };
-        for (program, ranks) in player.next.clone().iter().enumerate() {
-            for rank in 0..ranks.len() {
-                player.at(
-                    0.0,
-                    Event::Rank {
-                        program: program as u32,
-                        rank: rank as u32,
-                    },
-                );
-            }
+        for actor in 0..actors {
+            player.at(0.0, Event::Actor(actor));
         }
         player
     }
 
     fn at(&mut self, time: f64, event: Event) {
-        self.made += 1;
-        self.events
-            .push(Reverse((Instant::new(time), self.made, event)));
+        let events = self.events.entry((time * 1e9) as u64);
+        events
+            .or_insert_with(|| self.spare.pop().unwrap_or_default())
+            .push((time, event));
     }
 
     fn run(mut self) -> Result<Outcome, SimError> {
-        while let Some(Reverse((time, _, event))) = self.events.pop() {
-            match event {
-                Event::Rank { program, rank } => self.rank(time.seconds(), program, rank),
-                Event::Hop { flight } => {
-                    let Flight {
-                        program,
-                        channel,
-                        hop,
-                        bytes,
-                        tail,
-                    } = self.flights[flight as usize];
-                    self.free_flights.push(flight);
-                    self.hop(
-                        time.seconds(),
-                        Flight {
-                            program,
-                            channel,
-                            hop,
-                            bytes,
-                            tail,
-                        },
-                    );
+        while let Some((_, mut events)) = self.events.pop_first() {
+            for (time, event) in events.drain(..) {
+                match event {
+                    Event::Actor(actor) => self.go_on(time, actor),
+                    Event::Hop(flight) => {
+                        self.free_flights.push(flight);
+                        self.hop(time, self.flights[flight as usize]);
+                    }
                 }
             }
+            self.spare.push(events);
         }
-        for (program, next) in self.next.iter().enumerate() {
-            let starts = &self.simulation.programs[program].starts;
-            if let Some(rank) = (0..next.len()).find(|&rank| next[rank] < starts[rank + 1]) {
-                return Err(SimError::Stuck {
-                    program,
-                    rank: rank as u32,
-                });
-            }
+        let Simulation {
+            starts, programs, ..
+        } = self.simulation;
+        let ends = self.actors.iter().zip(&starts[1..]);
+        if let Some(stuck) = ends.clone().position(|(actor, &end)| actor.next < end) {
+            let program = programs.partition_point(|&end| end as usize <= stuck);
+            let first = if program == 0 {
+                0
+            } else {
+                programs[program - 1]
+            };
+            return Err(SimError::Stuck {
+                program,
+                rank: stuck as u32 - first,
+            });
         }
-        let finished = self.now.iter().flatten().copied().fold(0.0, f64::max);
-        self.outcome.seconds = finished;
-        Ok(self.outcome)
+        Ok(Outcome {
+            seconds: self
+                .actors
+                .iter()
+                .map(|actor| actor.now)
+                .fold(0.0, f64::max),
+            messages: self.messages,
+            bytes: self.bytes,
+            busy: self.links.iter().map(|link| link.busy).collect(),
+        })
     }
 
-    /// Runs a rank until it has to wait.
-    fn rank(&mut self, mut time: f64, program: u32, rank: u32) {
-        let simulation = self.simulation;
-        let Program { ops, starts, .. } = &simulation.programs[program as usize];
-        let compute = simulation.compute;
-        let end = starts[rank as usize + 1];
-        let mut next = self.next[program as usize][rank as usize];
+    /// Runs an actor until it has to wait.
+    fn go_on(&mut self, mut time: f64, number: u32) {
+        let Simulation {
+            ops,
+            starts,
+            compute,
+            ..
+        } = self.simulation;
+        let end = starts[number as usize + 1];
+        let mut next = self.actors[number as usize].next;
         while next < end {
-            // When the rank is at the next operation, and whether that is now.
             let done = match ops[next] {
                 Op::Send { channel, bytes } => {
                     let leaves = time + compute.overhead;
-                    self.send(leaves, program, channel, bytes);
+                    self.messages += 1;
+                    self.bytes += bytes;
+                    self.hop(
+                        leaves,
+                        Flight {
+                            channel,
+                            hop: 0,
+                            bytes,
+                            tail: 0.0,
+                        },
+                    );
                     leaves
                 }
                 Op::Recv { channel, reduced } => {
-                    let state = &mut self.channels[program as usize][channel as usize];
-                    let Some(arrival) = state.arrived.pop_front() else {
-                        state.waiting = true;
+                    let arrivals = &mut self.arrivals[channel as usize];
+                    let Some(arrival) = arrivals.pop() else {
+                        arrivals.awaited = true;
                         break;
                     };
                     time.max(arrival) + reduced * compute.seconds_per_byte
@@ -472,54 +521,40 @@ impl<'a> Player<'a> {
                 Op::Work { bytes } => time + bytes * compute.seconds_per_byte,
             };
             next += 1;
-            if done > time && next < end {
+            let later = done > time;
+            time = done;
+            if later && next < end {
                 // Others act before.
-                self.at(done, Event::Rank { program, rank });
-                time = done;
+                self.at(done, Event::Actor(number));
                 break;
             }
-            time = done;
         }
-        self.next[program as usize][rank as usize] = next;
-        self.now[program as usize][rank as usize] = time;
-    }
-
-    fn send(&mut self, time: f64, program: u32, channel: u32, bytes: f64) {
-        self.outcome.messages += 1;
-        self.outcome.bytes += bytes;
-        self.hop(
-            time,
-            Flight {
-                program,
-                channel,
-                hop: 0,
-                bytes,
-                tail: 0.0,
-            },
-        );
+        self.actors[number as usize] = Actor { next, now: time };
     }
 
     /// Puts a message on the next link of its route.
     fn hop(&mut self, time: f64, mut flight: Flight) {
-        let simulation = self.simulation;
-        let program = &simulation.programs[flight.program as usize];
-        let route = simulation.routes.of[program.channels[flight.channel as usize] as usize];
-        let links = &simulation.routes.links[route.start as usize..route.end as usize];
-        let Some(&link) = links.get(flight.hop as usize) else {
+        let Simulation {
+            channels, routes, ..
+        } = self.simulation;
+        let route = routes.routes[channels[flight.channel as usize].route as usize];
+        let Some(&link) =
+            routes.links[route.start as usize..route.end as usize].get(flight.hop as usize)
+        else {
             // A route without links.
-            return self.arrive(time + route.startup, &flight);
+            return self.arrive(time + route.startup, flight.channel);
         };
-        let link = link as usize;
-        let start = time.max(self.free[link]);
-        let seconds = flight.bytes / self.bandwidth[link];
-        self.free[link] = start + seconds;
-        self.outcome.busy[link] += seconds;
+        let link = &mut self.links[link as usize];
+        let start = time.max(link.free);
+        let seconds = flight.bytes / link.bandwidth;
+        link.free = start + seconds;
+        link.busy += seconds;
         // The start-up is between the first link and what follows.
-        let latency = self.latency[link] + if flight.hop == 0 { route.startup } else { 0.0 };
-        flight.tail = (start + seconds).max(flight.tail) + latency;
+        let latency = link.latency + if flight.hop == 0 { route.startup } else { 0.0 };
+        flight.tail = link.free.max(flight.tail) + latency;
         flight.hop += 1;
-        if flight.hop as usize == links.len() {
-            return self.arrive(flight.tail, &flight);
+        if flight.hop == route.end - route.start {
+            return self.arrive(flight.tail, flight.channel);
         }
         let number = match self.free_flights.pop() {
             Some(number) => {
@@ -531,29 +566,16 @@ impl<'a> Player<'a> {
                 self.flights.len() as u32 - 1
             }
         };
-        self.at(start + latency, Event::Hop { flight: number });
+        self.at(start + latency, Event::Hop(number));
     }
 
-    fn arrive(&mut self, time: f64, flight: &Flight) {
-        let state = &mut self.channels[flight.program as usize][flight.channel as usize];
-        // Messages of a pair are received in the order in which they were sent.
-        let time = state
-            .arrived
-            .back()
-            .map_or(time, |&before| time.max(before));
-        state.arrived.push_back(time);
-        if !std::mem::take(&mut state.waiting) {
-            return;
+    fn arrive(&mut self, time: f64, channel: u32) {
+        let arrivals = &mut self.arrivals[channel as usize];
+        arrivals.push(time);
+        if std::mem::take(&mut arrivals.awaited) {
+            let receiver = self.simulation.channels[channel as usize].receiver;
+            let now = self.actors[receiver as usize].now;
+            self.at(now.max(time), Event::Actor(receiver));
         }
-        let program = &self.simulation.programs[flight.program as usize];
-        let rank = program.receivers[flight.channel as usize];
-        let now = self.now[flight.program as usize][rank as usize];
-        self.at(
-            now.max(time),
-            Event::Rank {
-                program: flight.program,
-                rank,
-            },
-        );
     }
 }
