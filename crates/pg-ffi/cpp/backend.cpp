@@ -387,6 +387,12 @@ class C10dStore final : public Store {
     return values;
   }
 
+  int64_t add(rust::Str key, int64_t amount) const override {
+    int64_t sum = 0;
+    plainly([&] { sum = store_->add(std::string(key), amount); });
+    return sum;
+  }
+
   rust::Vec<uint8_t> present(const rust::Vec<rust::String>& keys) const override {
     rust::Vec<uint8_t> present;
     plainly([&] {

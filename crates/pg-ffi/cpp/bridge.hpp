@@ -25,6 +25,7 @@ class Store {
   virtual rust::Vec<ffi::Value> multi_get(
       const rust::Vec<rust::String>& keys,
       int64_t timeout_ms) const = 0;
+  virtual int64_t add(rust::Str key, int64_t amount) const = 0;
   virtual rust::Vec<uint8_t> present(
       const rust::Vec<rust::String>& keys) const = 0;
 };

@@ -162,7 +162,7 @@ void register_classes(size_t address) {
 
   module.def(
       "_close",
-      [] { Executor::get().close(std::chrono::seconds(5)); },
+      [] { Executor::get().close(std::chrono::seconds(20)); },
       py::call_guard<py::gil_scoped_release>(),
       "Stops the threads that run callbacks, before the interpreter ends.");
 }

@@ -331,9 +331,6 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   }
   await_futures();
   if (failure_.code != ffi::Code::Ok) {
-    // The hooks may be running elsewhere; they end before the caller learns of the
-    // failure and perhaps exits.
-    group_->run_abort_hooks();
     raise(failure_);
   }
   return true;
@@ -593,16 +590,15 @@ void TaskWork::run(const std::function<void()>& body) noexcept {
   }
   finished_ = Clock::now();
   group_->end_extensions(key_);
-  if (exception) {
-    group_->run_abort_hooks();
-  } else {
+  if (!exception) {
     group_->run_completion_hooks(key_, milliseconds(finished_ - started_));
   }
   finish(exception);
-  // Callbacks may wait for what this thread is to do next.
+  // Callbacks may wait for what this thread is to do next, and abort hooks write files.
   auto self = c10::intrusive_ptr<TaskWork>::reclaim_copy(this);
   Executor::get().submit([self, exception] {
     if (exception) {
+      self->group_->run_abort_hooks();
       self->future_->setError(exception);
     } else {
       self->future_->markCompleted(self->results_);

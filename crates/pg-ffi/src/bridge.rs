@@ -209,6 +209,7 @@ pub(crate) mod ffi {
         type Store;
         fn set(self: &Store, key: &str, value: &[u8]) -> Result<()>;
         fn multi_get(self: &Store, keys: &Vec<String>, timeout_ms: i64) -> Result<Vec<Value>>;
+        fn add(self: &Store, key: &str, amount: i64) -> Result<i64>;
         fn present(self: &Store, keys: &Vec<String>) -> Result<Vec<u8>>;
 
         #[namespace = "tpu_dist"]

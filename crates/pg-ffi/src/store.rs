@@ -39,6 +39,10 @@ impl Store for C10dStore {
         Ok(values.into_iter().map(|value| value.bytes).collect())
     }
 
+    fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
+        self.0.add(key, amount).map_err(error)
+    }
+
     fn present(&self, keys: &[String]) -> Result<Vec<bool>, Error> {
         let present = self.0.present(&keys.to_vec()).map_err(error)?;
         Ok(present.into_iter().map(|byte| byte != 0).collect())

@@ -1001,6 +1001,11 @@ impl Group {
                 own_rank: to,
                 ours: format!("all_to_all expecting {expected} bytes from rank {from}").into(),
             },
+            Failure::Plan(message) => Error::InvalidArgument {
+                operation: operation.kind().name(),
+                argument: "TPU_DIST_ALGO",
+                message,
+            },
             Failure::Link { rank, error } => {
                 let cause = self.failure_of(operation);
                 let error = cause.unwrap_or_else(|| self.link_error(&context, rank, &error));

@@ -85,6 +85,8 @@ type Notify = Box<dyn Fn(&Transfer) + Send + Sync>;
 pub(crate) struct Transfer {
     segments: SmallVec<[Segment; 2]>,
     bytes: usize,
+    /// Whether a received message must have exactly this many bytes, or may have fewer.
+    exact: bool,
     /// Bytes not yet written (sender) or read (receiver).
     left: AtomicUsize,
     state: AtomicU8,
@@ -116,6 +118,7 @@ impl Transfer {
                 .copied()
                 .collect(),
             bytes,
+            exact: true,
             left: AtomicUsize::new(bytes),
             state: AtomicU8::new(PENDING),
             error: OnceLock::new(),
@@ -124,6 +127,23 @@ impl Transfer {
             ticket: TICKET.fetch_add(1, Ordering::Relaxed),
             notify,
         })
+    }
+
+    /// A receive of an eager message of any size up to `segment`'s.
+    ///
+    /// # Safety
+    /// As [`Transfer::new`].
+    pub(crate) unsafe fn up_to(segment: Segment) -> Arc<Transfer> {
+        debug_assert!(segment.bytes <= EAGER_BYTES);
+        // SAFETY: passed on.
+        let mut transfer = unsafe { Transfer::new(&[segment], None) };
+        Arc::get_mut(&mut transfer).expect("not shared yet").exact = false;
+        transfer
+    }
+
+    /// Bytes that have come.
+    pub(crate) fn received(&self) -> usize {
+        self.bytes - self.left.load(Ordering::Acquire)
     }
 
     /// `None` while it is on its way.
@@ -615,6 +635,7 @@ impl Inner {
                             at += bytes;
                         });
                     }
+                    transfer.left.fetch_sub(at, Ordering::Relaxed);
                 }
                 finished.add(transfer, result);
             }
@@ -1017,7 +1038,7 @@ impl Inner {
             Sink::Receive {
                 transfer, receive, ..
             } => {
-                if transfer.left.load(Ordering::Relaxed) == 0 {
+                if receive.is_none() || transfer.left.load(Ordering::Relaxed) == 0 {
                     if let Some(id) = receive {
                         self.receiving.remove(&id);
                     }
@@ -1222,7 +1243,8 @@ fn frame(kind: FrameKind, key: Key, source: u32) -> Frame {
 
 fn size(sent: u64, transfer: &Transfer) -> Result<(), LinkError> {
     let expected = transfer.bytes as u64;
-    if sent == expected {
+    let fits = sent == expected || (!transfer.exact && sent < expected);
+    if fits {
         Ok(())
     } else {
         Err(LinkError::Size { sent, expected })

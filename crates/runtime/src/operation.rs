@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tpu_dist_collectives::Signature;
+use tpu_dist_collectives::{Kind, Signature};
 
 use crate::Error;
 use crate::communicator::Group;
@@ -151,6 +151,10 @@ impl Operation {
     pub fn duration(&self) -> Option<Duration> {
         self.is_completed()
             .then(|| Duration::from_nanos(self.nanos.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.signature.kind
     }
 
     pub(crate) fn message(&self) -> Option<&Message> {

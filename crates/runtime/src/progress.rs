@@ -43,10 +43,9 @@ pub(crate) fn wait<T>(
     mut poll: impl FnMut() -> Option<T>,
     mut check: impl FnMut(Instant) -> Option<T>,
 ) -> Result<T, Interrupted> {
-    // A peer on another core answers within microseconds: spin. A peer on this core needs
-    // the core: hardly spin, yield.
-    let (spins, yields) = if crowded { (20, 100) } else { (200, 0) };
-    for _ in 0..spins {
+    // A peer on another core answers within microseconds: spin. A peer that shares this core
+    // needs it: yield, which costs next to nothing when nobody else wants the core.
+    for _ in 0..if crowded { 20 } else { 500 } {
         if let Some(value) = poll() {
             return Ok(value);
         }
@@ -54,24 +53,14 @@ pub(crate) fn wait<T>(
         std::hint::spin_loop();
     }
     let start = Instant::now();
-    if crowded {
-        for _ in 0..yields {
+    let patience = Config::get().spin;
+    while start.elapsed() < patience {
+        for _ in 0..8 {
             if let Some(value) = poll() {
                 return Ok(value);
             }
             fabric.poll();
             std::thread::yield_now();
-        }
-    } else {
-        let spin = Config::get().spin;
-        while start.elapsed() < spin {
-            for _ in 0..32 {
-                if let Some(value) = poll() {
-                    return Ok(value);
-                }
-                fabric.poll();
-                std::hint::spin_loop();
-            }
         }
     }
     let mut last_interrupt = start;
@@ -104,7 +93,7 @@ pub(crate) fn wait<T>(
             }
         }
         // Woken for something: more may follow at once.
-        for _ in 0..if crowded { 1 } else { 100 } {
+        for _ in 0..if crowded { 10 } else { 100 } {
             if let Some(value) = poll() {
                 return Ok(value);
             }

@@ -16,6 +16,9 @@ pub trait Store: Send + Sync {
     /// [`Error::Store`] when `timeout` runs out or the store is gone.
     fn multi_get(&self, keys: &[String], timeout: Duration) -> Result<Vec<Vec<u8>>, Error>;
 
+    /// Adds `amount` to the number at `key`, which begins at 0; returns the sum.
+    fn add(&self, key: &str, amount: i64) -> Result<i64, Error>;
+
     /// Which of `keys` exist, without waiting.
     fn present(&self, keys: &[String]) -> Result<Vec<bool>, Error>;
 }
@@ -64,6 +67,25 @@ impl Store for DirectoryStore {
             }
         };
         keys.iter().map(get).collect()
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
+        let path = self.path(key);
+        let failed = |error: std::io::Error| Error::Store(format!("{}: {error}", path.display()));
+        let mut file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        file.lock().map_err(failed)?;
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut file, &mut text).map_err(failed)?;
+        let sum = text.parse::<i64>().unwrap_or(0) + amount;
+        std::os::unix::fs::FileExt::write_all_at(&file, sum.to_string().as_bytes(), 0)
+            .map_err(failed)?;
+        Ok(sum)
     }
 
     fn present(&self, keys: &[String]) -> Result<Vec<bool>, Error> {

@@ -89,7 +89,8 @@ impl World {
         })
     }
 
-    /// Meets the members of a group through its store: one write and one read of all.
+    /// Meets the members of a group through its store: a count of how often this rank met
+    /// on it before, one write, and one read of all.
     pub(crate) fn meet(
         fabric: &Arc<Fabric>,
         spec: &GroupSpec,
@@ -98,7 +99,10 @@ impl World {
         let deadline = Instant::now() + spec.timeout;
         let mut info = fabric.info.clone();
         info.nonce = random() as u64;
-        let key = |rank: u32| format!("tpu_dist/{}/{rank}", spec.id);
+        // A store may outlive a group, and then hold what its members wrote: they count their
+        // lives, so that they read what belongs to this one.
+        let life = store.add(&format!("tpu_dist/{}/life/{}", spec.id, spec.rank), 1)?;
+        let key = |rank: u32| format!("tpu_dist/{}/{life}/{rank}", spec.id);
         let keys: Vec<String> = (0..spec.size).map(key).collect();
         store.set(&keys[spec.rank as usize], &info.encode())?;
         let values = match store.multi_get(&keys, spec.timeout) {

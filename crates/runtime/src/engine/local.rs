@@ -20,9 +20,9 @@ use smallvec::SmallVec;
 use tpu_dist_collectives::reduce::copy;
 use tpu_dist_collectives::{Kind, ReduceKind, Signature};
 
+use super::data::Data;
 use super::{Failure, Job, walk};
 use crate::Error;
-use crate::call::Segment;
 use crate::fabric::{Fabric, Peer};
 use crate::sync::{Doorbell, publish_fence};
 
@@ -233,7 +233,11 @@ impl Local {
             return self.all_to_all(job, sequence).await;
         }
         if small {
-            self.finish_small(job, sequence);
+            let scales = self.scales(job, sequence);
+            let data = self.data(job);
+            data.finish_small(&scales, |rank| {
+                self.small_data(rank, sequence, data.contribution_of(rank))
+            });
             return Ok(());
         }
         let scales = self.scales(job, sequence);
@@ -342,39 +346,22 @@ impl Local {
 
     // ---- arrival ----
 
-    /// Bytes that this rank puts where others read them.
-    fn contribution<'a>(&self, job: &'a Job) -> (&'a [Segment], usize) {
-        let call = &job.call;
-        let brings = match call.kind {
-            Kind::Broadcast | Kind::Scatter => call.root as usize == self.me,
-            _ => true,
-        };
-        if !brings {
-            return (&[], 0);
+    fn data<'a>(&self, job: &'a Job) -> Data<'a> {
+        Data {
+            job,
+            me: self.me,
+            ranks: self.ranks,
         }
-        (call.input.segments(), call.input.bytes())
     }
 
     /// Whether the data travels with the arrival: the same answer on all ranks whose
     /// signatures agree.
     fn is_small(&self, job: &Job) -> bool {
-        let call = &job.call;
-        let bytes = match call.kind {
-            Kind::Barrier => 0,
-            Kind::Broadcast => call.input.bytes().max(call.output.bytes()),
-            Kind::Scatter => self.ranks * call.output.piece_bytes(0),
-            // The largest piece, which every rank knows.
-            Kind::AllGather => (0..self.ranks)
-                .map(|rank| call.output.piece_bytes(rank))
-                .max()
-                .unwrap_or(0),
-            _ => call.input.bytes(),
-        };
-        let limit = match call.kind {
+        let limit = match job.call.kind {
             Kind::AllReduce => ONE_SHOT_REDUCE,
             _ => SMALL_BYTES,
         };
-        bytes <= limit
+        self.data(job).largest_contribution() <= limit
     }
 
     fn arrive(&self, job: &Job, sequence: u64, small: bool) {
@@ -392,7 +379,7 @@ impl Local {
         if job.call.kind == Kind::AllToAll {
             self.write_tables(job, sequence);
         } else if small {
-            let (segments, bytes) = self.contribution(job);
+            let (segments, bytes) = self.data(job).contribution();
             let to = if bytes <= INLINE_BYTES {
                 own.inline(sequence)
             } else {
@@ -459,163 +446,6 @@ impl Local {
             .collect()
     }
 
-    // ---- small data: everything is there on arrival ----
-
-    fn finish_small(&self, job: &Job, sequence: u64) {
-        let call = &job.call;
-        let root = call.root as usize;
-        match call.kind {
-            Kind::AllReduce | Kind::Reduce => {
-                if call.kind == Kind::Reduce && root != self.me {
-                    return;
-                }
-                let bytes = call.input.bytes();
-                let scales = self.scales(job, sequence);
-                self.reduce_range(job, &scales, 0, bytes, (0, 0), &[], |rank| {
-                    self.small_data(rank, sequence, bytes)
-                });
-            }
-            Kind::ReduceScatter => {
-                let total = call.input.bytes();
-                let before: usize = (0..self.me).map(|rank| call.input.piece_bytes(rank)).sum();
-                let scales = self.scales(job, sequence);
-                let bytes = call.input.piece_bytes(self.me);
-                self.reduce_range(job, &scales, 0, bytes, (self.me, 0), &[], |rank| {
-                    self.small_data(rank, sequence, total).wrapping_add(before)
-                });
-            }
-            Kind::AllGather => {
-                self.copy_own(job);
-                for rank in self.others() {
-                    let bytes = call.output.piece_bytes(rank);
-                    self.copy_in(job, rank, 0, bytes, self.small_data(rank, sequence, bytes));
-                }
-            }
-            Kind::Gather if root == self.me => {
-                self.copy_own(job);
-                for rank in self.others() {
-                    let bytes = call.output.piece_bytes(rank);
-                    self.copy_in(job, rank, 0, bytes, self.small_data(rank, sequence, bytes));
-                }
-            }
-            Kind::Broadcast if root != self.me => {
-                let bytes = call.output.bytes();
-                self.copy_in(job, 0, 0, bytes, self.small_data(root, sequence, bytes));
-            }
-            Kind::Scatter => {
-                if root == self.me {
-                    self.copy_own(job);
-                } else {
-                    let bytes = call.output.piece_bytes(0);
-                    let data = self.small_data(root, sequence, bytes * self.ranks);
-                    self.copy_in(job, 0, 0, bytes, data.wrapping_add(bytes * self.me));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Copies the rank's own piece from input to output.
-    fn copy_own(&self, job: &Job) {
-        let call = &job.call;
-        let input = call
-            .input
-            .piece(if call.input.len() > 1 { self.me } else { 0 });
-        let output_index = if call.output.len() > 1 { self.me } else { 0 };
-        let bytes = call.output.piece_bytes(output_index);
-        walk(input, 0, bytes, |from, at, count| {
-            walk(
-                call.output.piece(output_index),
-                at,
-                count,
-                |to, inner, count| {
-                    let from = from.wrapping_add(inner).cast_const();
-                    if to.cast_const() != from {
-                        // SAFETY: the caller's memory, which may coincide but not overlap.
-                        unsafe { copy(to, from, count) };
-                    }
-                },
-            );
-        });
-    }
-
-    /// Copies `bytes` at `data` to output piece `piece`, from `offset` on.
-    fn copy_in(&self, job: &Job, piece: usize, offset: usize, bytes: usize, data: *const u8) {
-        walk(
-            job.call.output.piece(piece),
-            offset,
-            bytes,
-            |to, at, count| {
-                // SAFETY: `data` is shared memory that its owner published and does not write until
-                // this rank has said that it has read it.
-                unsafe { copy(to, data.add(at), count) };
-            },
-        );
-    }
-
-    /// Copies `bytes` of input piece `piece`, from `offset` on, to `to`.
-    fn copy_out(&self, job: &Job, piece: usize, offset: usize, bytes: usize, to: *mut u8) {
-        walk(
-            job.call.input.piece(piece),
-            offset,
-            bytes,
-            |from, at, count| {
-                // SAFETY: `to` is this rank's staging memory, which nobody reads at this time.
-                unsafe { copy(to.add(at), from, count) };
-            },
-        );
-    }
-
-    /// Reduces `[offset, offset + bytes)` of the output from all ranks in rank order: own
-    /// data from input piece `input.0` at `input.1 + offset`, that of the others from
-    /// `data(rank)`. The result also goes to each of `copies`.
-    #[allow(clippy::too_many_arguments, reason = "one place for every reduction")]
-    fn reduce_range(
-        &self,
-        job: &Job,
-        scales: &[f64],
-        offset: usize,
-        bytes: usize,
-        input: (usize, usize),
-        copies: &[*mut u8],
-        data: impl Fn(usize) -> *mut u8,
-    ) {
-        let call = &job.call;
-        let reducer = job.reducer.expect("reductions are given one");
-        let size = call.dtype.size();
-        let output = call.output.piece(0);
-        let divisor = Some(self.ranks as u32);
-        let data: SmallVec<[*mut u8; 16]> = (0..self.ranks)
-            .map(|rank| {
-                if rank == self.me {
-                    std::ptr::null_mut()
-                } else {
-                    data(rank)
-                }
-            })
-            .collect();
-        walk(
-            call.input.piece(input.0),
-            input.1 + offset,
-            bytes,
-            |own, at, count| {
-                walk(output, offset + at, count, |to, inner, count| {
-                    let at = at + inner;
-                    let mut sources: SmallVec<[*const u8; 16]> = SmallVec::new();
-                    sources.extend(data.iter().map(|data| data.wrapping_add(at).cast_const()));
-                    sources[self.me] = own.wrapping_add(inner);
-                    let mut targets: SmallVec<[*mut u8; 16]> = SmallVec::new();
-                    targets.push(to);
-                    targets.extend(copies.iter().map(|copy| copy.wrapping_add(at)));
-                    // SAFETY: the sources are published and stay until this rank says that it has
-                    // read them; the targets are this rank's output and staging memory granted
-                    // to it; a target is at most the same as one source.
-                    unsafe { reducer.reduce(&targets, &sources, count / size, scales, divisor) };
-                });
-            },
-        );
-    }
-
     // ---- large data, in rounds ----
 
     /// Numbers `count` rounds for the running collective; returns the first.
@@ -651,7 +481,8 @@ impl Local {
         let (me, n) = (self.me, self.ranks);
         let bytes = job.call.input.bytes();
         if n == 1 {
-            self.reduce_range(job, scales, 0, bytes, (0, 0), &[], |_| std::ptr::null_mut());
+            self.data(job)
+                .reduce_range(scales, 0, bytes, (0, 0), &[], |_| std::ptr::null());
             return;
         }
         // Chunks of equal size, in pieces of whole cache lines, one for each rank.
@@ -671,7 +502,7 @@ impl Local {
             for rank in self.others() {
                 let (offset, start, length) = piece(round, rank);
                 let to = self.own().stage(round).wrapping_add(start);
-                self.copy_out(job, 0, offset + start, length, to);
+                self.data(job).copy_out(0, offset + start, length, to);
             }
             self.produced(round);
         };
@@ -685,15 +516,10 @@ impl Local {
                 self.own()
             };
             let back = seat.stage(round).wrapping_add(start);
-            self.reduce_range(
-                job,
-                scales,
-                offset + start,
-                length,
-                (0, 0),
-                &[back],
-                |rank| self.seat(rank).stage(round).wrapping_add(start),
-            );
+            self.data(job)
+                .reduce_range(scales, offset + start, length, (0, 0), &[back], |rank| {
+                    self.seat(rank).stage(round).wrapping_add(start)
+                });
             self.tell(&self.own().progress().reduced, round + 1);
         };
         self.free(base).await;
@@ -727,8 +553,7 @@ impl Local {
             } else {
                 self.seat(rank)
             };
-            self.copy_in(
-                job,
+            self.data(job).copy_in(
                 0,
                 offset + start,
                 length,
@@ -749,12 +574,13 @@ impl Local {
         };
         let stage = |round: u64| {
             let (offset, length) = range(round, self.me);
-            self.copy_out(job, 0, offset, length, self.own().stage(round));
+            self.data(job)
+                .copy_out(0, offset, length, self.own().stage(round));
             self.produced(round);
         };
         self.free(base).await;
         stage(base);
-        self.copy_own(job);
+        self.data(job).copy_own();
         for round in base..base + count {
             if round + 1 < base + count {
                 self.free(round + 1).await;
@@ -763,7 +589,8 @@ impl Local {
             for rank in self.others() {
                 self.one_has(rank, Counter::Produced, round + 1).await;
                 let (offset, length) = range(round, rank);
-                self.copy_in(job, rank, offset, length, self.seat(rank).stage(round));
+                self.data(job)
+                    .copy_in(rank, offset, length, self.seat(rank).stage(round));
             }
             self.consumed(round);
         }
@@ -784,7 +611,7 @@ impl Local {
             for rank in self.others() {
                 let (offset, length) = range(round, rank);
                 let to = self.own().stage(round).wrapping_add(part * rank);
-                self.copy_out(job, rank, offset, length, to);
+                self.data(job).copy_out(rank, offset, length, to);
             }
             self.produced(round);
         };
@@ -797,9 +624,10 @@ impl Local {
             }
             self.all_have(Counter::Produced, round + 1).await;
             let (offset, length) = range(round, self.me);
-            self.reduce_range(job, scales, offset, length, (self.me, 0), &[], |rank| {
-                self.seat(rank).stage(round).wrapping_add(part * self.me)
-            });
+            self.data(job)
+                .reduce_range(scales, offset, length, (self.me, 0), &[], |rank| {
+                    self.seat(rank).stage(round).wrapping_add(part * self.me)
+                });
             self.consumed(round);
         }
         self.end(base + count);
@@ -815,7 +643,8 @@ impl Local {
             let length = STAGE_BYTES.min(bytes - offset);
             if root == self.me {
                 self.free(round).await;
-                self.copy_out(job, 0, offset, length, self.own().stage(round));
+                self.data(job)
+                    .copy_out(0, offset, length, self.own().stage(round));
                 // The root waits for the others in `free`, not for itself.
                 self.own()
                     .progress()
@@ -824,7 +653,8 @@ impl Local {
                 self.produced(round);
             } else {
                 self.one_has(root, Counter::Produced, round + 1).await;
-                self.copy_in(job, 0, offset, length, self.seat(root).stage(round));
+                self.data(job)
+                    .copy_in(0, offset, length, self.seat(root).stage(round));
                 self.consumed(round);
             }
         }
@@ -841,13 +671,15 @@ impl Local {
             let length = STAGE_BYTES.min(bytes - offset);
             if root == self.me {
                 self.all_have(Counter::Produced, round + 1).await;
-                self.reduce_range(job, scales, offset, length, (0, 0), &[], |rank| {
-                    self.seat(rank).stage(round)
-                });
+                self.data(job)
+                    .reduce_range(scales, offset, length, (0, 0), &[], |rank| {
+                        self.seat(rank).stage(round).cast_const()
+                    });
                 self.consumed(round);
             } else {
                 self.free(round).await;
-                self.copy_out(job, 0, offset, length, self.own().stage(round));
+                self.data(job)
+                    .copy_out(0, offset, length, self.own().stage(round));
                 self.own()
                     .progress()
                     .consumed
@@ -864,7 +696,7 @@ impl Local {
         let count = bytes.div_ceil(STAGE_BYTES) as u64;
         let base = self.begin(count);
         if root == self.me {
-            self.copy_own(job);
+            self.data(job).copy_own();
         }
         for round in base..base + count {
             let offset = (round - base) as usize * STAGE_BYTES;
@@ -872,12 +704,14 @@ impl Local {
             if root == self.me {
                 for rank in self.others() {
                     self.one_has(rank, Counter::Produced, round + 1).await;
-                    self.copy_in(job, rank, offset, length, self.seat(rank).stage(round));
+                    self.data(job)
+                        .copy_in(rank, offset, length, self.seat(rank).stage(round));
                 }
                 self.consumed(round);
             } else {
                 self.free(round).await;
-                self.copy_out(job, 0, offset, length, self.own().stage(round));
+                self.data(job)
+                    .copy_out(0, offset, length, self.own().stage(round));
                 self.own()
                     .progress()
                     .consumed
@@ -895,7 +729,7 @@ impl Local {
         let count = bytes.div_ceil(part) as u64;
         let base = self.begin(count);
         if root == self.me {
-            self.copy_own(job);
+            self.data(job).copy_own();
         }
         for round in base..base + count {
             let offset = (round - base) as usize * part;
@@ -904,7 +738,7 @@ impl Local {
                 self.free(round).await;
                 for rank in self.others() {
                     let to = self.own().stage(round).wrapping_add(part * rank);
-                    self.copy_out(job, rank, offset, length, to);
+                    self.data(job).copy_out(rank, offset, length, to);
                 }
                 self.own()
                     .progress()
@@ -914,7 +748,7 @@ impl Local {
             } else {
                 self.one_has(root, Counter::Produced, round + 1).await;
                 let from = self.seat(root).stage(round).wrapping_add(part * self.me);
-                self.copy_in(job, 0, offset, length, from);
+                self.data(job).copy_in(0, offset, length, from);
                 self.consumed(round);
             }
         }
@@ -997,7 +831,7 @@ impl Local {
                 count = count.max(largest.div_ceil(part) as u64);
             }
         }
-        self.copy_own(job);
+        self.data(job).copy_own();
         for from in self.others().filter(|&from| in_slot[from]) {
             let before: u64 = (0..self.me)
                 .map(|to| self.sizes(sequence, from, to).0)
@@ -1006,7 +840,8 @@ impl Local {
                 .seat(from)
                 .small(sequence)
                 .wrapping_add(self.tables_bytes() + before as usize);
-            self.copy_in(job, from, 0, job.call.output.piece_bytes(from), data);
+            self.data(job)
+                .copy_in(from, 0, job.call.output.piece_bytes(from), data);
         }
         if count == 0 {
             return Ok(());
@@ -1018,7 +853,7 @@ impl Local {
                 for rank in self.others() {
                     let length = part.min(job.call.input.piece_bytes(rank).saturating_sub(offset));
                     let to = self.own().stage(round).wrapping_add(part * rank);
-                    self.copy_out(job, rank, offset, length, to);
+                    self.data(job).copy_out(rank, offset, length, to);
                 }
             }
             self.produced(round);
@@ -1035,7 +870,7 @@ impl Local {
                 self.one_has(rank, Counter::Produced, round + 1).await;
                 let length = part.min(job.call.output.piece_bytes(rank).saturating_sub(offset));
                 let from = self.seat(rank).stage(round).wrapping_add(part * self.me);
-                self.copy_in(job, rank, offset, length, from);
+                self.data(job).copy_in(rank, offset, length, from);
             }
             self.consumed(round);
         }

@@ -5,6 +5,7 @@
 //! their sequence numbers, and touches the output only after all ranks of the group
 //! have said the same signature.
 
+mod data;
 pub(crate) mod local;
 pub(crate) mod net;
 
@@ -59,6 +60,8 @@ pub(crate) enum Failure {
         sent: u64,
         expected: u64,
     },
+    /// No algorithm does it.
+    Plan(String),
     /// The connection to a rank failed.
     Link { rank: u32, error: LinkError },
 }

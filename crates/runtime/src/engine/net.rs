@@ -2,8 +2,8 @@
 //!
 //! A collective begins with an *agreement*: all ranks exchange their signatures, in a
 //! logarithmic number of rounds (each rank passes on all it knows, at doubling
-//! distances), so that every rank knows all of them before any data is used. Then the
-//! steps run.
+//! distances), so that every rank knows before any data is used whether all agree.
+//! Small data travels along, and then all is there; otherwise the steps run.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +11,18 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use smallvec::SmallVec;
-use tpu_dist_collectives::algorithm::{Algorithm, Direct};
+use tpu_dist_collectives::algorithm::{Constants, Transport};
 use tpu_dist_collectives::reduce::copy;
-use tpu_dist_collectives::schedule::{Buffer, Chunk, Request, Step};
+use tpu_dist_collectives::schedule::{Buffer, Chunk, RankPlan, Request, Step};
+use tpu_dist_collectives::select::Selector;
 use tpu_dist_collectives::{Kind, ReduceKind, Signature};
 
+use super::data::Data;
 use super::{Failure, Job, contiguous, walk};
 use crate::call::Segment;
+use crate::config::Config;
 use crate::fabric::Peer;
-use crate::link::{Key, Mode, Transfer};
+use crate::link::{EAGER_BYTES, Key, LinkError, Mode, Transfer};
 use crate::wire::Class;
 
 /// Largest message of a plan, so that a receiver reduces one while the next comes.
@@ -28,6 +31,8 @@ const MESSAGE_BYTES: u64 = 256 << 10;
 const WINDOW: usize = 16;
 /// Parts of a collective that exchange messages; each has its own channel.
 const PHASES: u64 = 4;
+/// The factor of PREMUL_SUM, with which each rank's record begins.
+const SCALE_BYTES: usize = 8;
 
 /// The engine of a group on several hosts. One collective at a time uses it.
 pub(crate) struct Net {
@@ -113,24 +118,35 @@ impl Net {
     /// Runs collective number `sequence`.
     pub(crate) async fn run(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
         self.known.store(1, Ordering::Relaxed);
-        let signatures = self.exchange(sequence, 0, &job.agreed().encode()).await?;
-        self.compare(&signatures)?;
+        let data = Data {
+            job,
+            me: self.me as usize,
+            ranks: self.ranks as usize,
+        };
+        let small = self.is_small(data);
+        let records = self.agree(job, sequence, &self.record(data, small)).await?;
+        let record = |rank: usize| &records[rank * (records.len() / data.ranks)..];
+        let scale = |rank: usize| {
+            let bytes = record(rank)
+                .first_chunk()
+                .expect("a record begins with its factor");
+            f64::from_le_bytes(*bytes)
+        };
         if job.call.kind == Kind::AllToAll {
-            return self.all_to_all(job, sequence).await;
+            return self
+                .all_to_all(data, sequence, |rank| &record(rank)[SCALE_BYTES..])
+                .await;
         }
-        if job.call.kind == Kind::Barrier {
+        if small {
+            let scales: SmallVec<[f64; 8]> = match job.scale() {
+                Some(_) => (0..data.ranks).map(scale).collect(),
+                None => SmallVec::new(),
+            };
+            data.finish_small(&scales, |rank| record(rank)[SCALE_BYTES..].as_ptr());
             return Ok(());
         }
         let mut memory = Memory::new(self, job);
-        let request = Request {
-            kind: job.call.kind,
-            ranks: self.ranks,
-            root: job.call.root,
-            counts: memory.counts(job),
-            element_size: job.call.dtype.size() as u32,
-            max_message: (MESSAGE_BYTES / job.call.dtype.size() as u64).max(1),
-        };
-        let plan = Direct.steps(&request, self.me);
+        let plan = self.plan(job, memory.counts(job))?;
         let scratch = plan.scratch as usize * job.call.dtype.size();
         let mut buffer = self.buffer(scratch);
         memory.scratch = [Segment {
@@ -138,6 +154,62 @@ impl Net {
             bytes: scratch,
         }];
         self.execute(job, sequence, &plan.steps, &memory).await
+    }
+
+    /// This rank's part of the algorithm that is predicted to be fastest.
+    fn plan(&self, job: &Job, counts: Vec<u64>) -> Result<RankPlan, Failure> {
+        let size = job.call.dtype.size();
+        let request = Request {
+            kind: job.call.kind,
+            ranks: self.ranks,
+            root: job.call.root,
+            counts,
+            element_size: size as u32,
+            max_message: (MESSAGE_BYTES / size as u64).max(1),
+        };
+        let model = Constants::default();
+        let selector =
+            Selector::new(&model, Transport::Network).force(Config::get().algorithm.as_deref());
+        let reduction = job.call.op.map(|op| (op.kind(), job.call.dtype));
+        let choice = selector.select(&request, reduction);
+        let choice = choice.map_err(|error| Failure::Plan(error.to_string()))?;
+        Ok(choice.algorithm.steps(&request, self.me))
+    }
+
+    /// Whether the data travels with the agreement: the same answer on all ranks that agree.
+    fn is_small(&self, data: Data<'_>) -> bool {
+        // Only the root brings something: the others would send as much for nothing.
+        let most = match data.job.call.kind {
+            Kind::Broadcast | Kind::Scatter => 2 << 10,
+            Kind::AllToAll => return false,
+            _ => 16 << 10,
+        };
+        let records = (self.ranks as usize / 2).max(1);
+        let room = (EAGER_BYTES - Note::LEN) / records - SCALE_BYTES;
+        data.largest_contribution() <= most.min(room)
+    }
+
+    /// What this rank tells all others along with its signature.
+    fn record(&self, data: Data<'_>, small: bool) -> Vec<u8> {
+        let call = &data.job.call;
+        let mut record = data.job.scale().unwrap_or(1.0).to_le_bytes().to_vec();
+        if call.kind == Kind::AllToAll {
+            let sent = (0..data.ranks).map(|rank| call.input.piece_bytes(rank));
+            let expected = (0..data.ranks).map(|rank| call.output.piece_bytes(rank));
+            record.extend(
+                sent.chain(expected)
+                    .flat_map(|size| (size as u64).to_le_bytes()),
+            );
+        } else if small {
+            record.resize(SCALE_BYTES + data.largest_contribution(), 0);
+            let to = record[SCALE_BYTES..].as_mut_ptr();
+            let (segments, bytes) = data.contribution();
+            walk(segments, 0, bytes, |from, at, count| {
+                // SAFETY: the record has room for the largest contribution.
+                unsafe { copy(to.add(at), from, count) };
+            });
+        }
+        record
     }
 
     fn peer(&self, rank: u32) -> &Arc<Peer> {
@@ -224,10 +296,18 @@ impl Net {
         Message { flight, data }
     }
 
-    /// Every rank gets the record of every rank, by rank. Records have one length.
-    async fn exchange(&self, sequence: u64, phase: u64, own: &[u8]) -> Result<Vec<u8>, Failure> {
+    /// All ranks compare their signatures, and get the record of every rank, one after the
+    /// other. Ranks that agree have records of one length.
+    ///
+    /// # Errors
+    /// [`Failure::Mismatch`] on every rank, when two of them differ.
+    async fn agree(&self, job: &Job, sequence: u64, own: &[u8]) -> Result<Vec<u8>, Failure> {
         let (ranks, length) = (self.ranks as usize, own.len());
-        let key = self.channel(sequence, phase);
+        let key = self.channel(sequence, 0);
+        let mut note = Note {
+            signature: job.agreed().encode(),
+            differ: None,
+        };
         // Records from the own rank upwards, as far as they are known.
         let mut known = Vec::with_capacity(ranks * length);
         known.extend_from_slice(own);
@@ -236,42 +316,77 @@ impl Net {
         while count < ranks {
             let distance = count as u32;
             let more = count.min(ranks - count);
-            let mut data = self.buffer(more * length);
-            data.data.copy_from_slice(&known[..more * length]);
-            let to = (self.me + self.ranks - distance) % self.ranks;
-            sent.push(self.send_owned(to, key, data));
-            let from = (self.me + distance) % self.ranks;
-            let message = self.receive_owned(from, key, more * length);
-            message.flight.done().await?;
-            known.extend_from_slice(&message.data.data);
-            count += more;
-            if phase == 0 {
-                self.known.store(count as u64, Ordering::Relaxed);
+            let mut message = self.buffer(0);
+            note.encode(&mut message.data);
+            // Who disagrees goes on to say so: every rank hears from every other.
+            if note.differ.is_none() {
+                message.data.extend_from_slice(&known[..more * length]);
             }
+            let to = (self.me + self.ranks - distance) % self.ranks;
+            sent.push(self.send_owned(to, key, message));
+            let from = (self.me + distance) % self.ranks;
+            let mut buffer = self.buffer(EAGER_BYTES);
+            let segment = Segment {
+                ptr: buffer.data.as_mut_ptr(),
+                bytes: EAGER_BYTES,
+            };
+            // SAFETY: the message owns the buffer, and drops the flight first.
+            let transfer = unsafe { Transfer::up_to(segment) };
+            let peer = self.peer(from);
+            peer.link
+                .receive(key, self.me, transfer.clone(), Mode::Collective);
+            let flight = Flight {
+                peer,
+                rank: from,
+                transfer,
+            };
+            let message = Message {
+                flight,
+                data: buffer,
+            };
+            message.flight.done().await?;
+            let received = &message.data.data[..message.flight.transfer.received()];
+            let Some((theirs, records)) = Note::decode(received) else {
+                return Err(self.malformed(from));
+            };
+            if note.differ.is_none() {
+                note.differ = theirs.differ.or_else(|| {
+                    (theirs.signature != note.signature)
+                        .then_some([(self.me, note.signature), (from, theirs.signature)])
+                });
+            }
+            if note.differ.is_none() {
+                if records.len() != more * length {
+                    return Err(self.malformed(from));
+                }
+                known.extend_from_slice(records);
+            }
+            count += more;
+            self.known.store(count as u64, Ordering::Relaxed);
         }
         for message in &sent {
             message.flight.done().await?;
+        }
+        if let Some([(first, ours), (second, theirs)]) = note.differ {
+            let decode = |rank: u32, bytes: &[u8; Signature::LEN]| {
+                Signature::decode(bytes).ok_or_else(|| self.malformed(rank))
+            };
+            return Err(Failure::Mismatch {
+                rank: second,
+                theirs: decode(second, &theirs)?,
+                own_rank: first,
+                ours: decode(first, &ours)?,
+            });
         }
         known.rotate_right(self.me as usize * length);
         Ok(known)
     }
 
-    fn compare(&self, signatures: &[u8]) -> Result<(), Failure> {
-        let (first, _) = signatures.as_chunks::<{ Signature::LEN }>();
-        let other = first.iter().position(|signature| *signature != first[0]);
-        let Some(other) = other else { return Ok(()) };
-        let read = |rank: usize| Signature::decode(&first[rank]);
-        match (read(0), read(other)) {
-            (Some(ours), Some(theirs)) => Err(Failure::Mismatch {
-                rank: other as u32,
-                theirs,
-                own_rank: 0,
-                ours,
-            }),
-            _ => Err(Failure::Link {
-                rank: other as u32,
-                error: crate::link::LinkError::Closed("it sent a malformed signature".to_owned()),
-            }),
+    fn malformed(&self, rank: u32) -> Failure {
+        let reason = "it sent a malformed message".to_owned();
+        Failure::Link {
+            rank,
+            error: LinkError::Closed(reason),
         }
     }
 
@@ -452,19 +567,19 @@ impl Net {
 
     // ---- all-to-all, whose pieces may differ ----
 
-    async fn all_to_all(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
-        let call = &job.call;
-        let ranks = self.ranks as usize;
-        let sizes = (0..ranks)
-            .map(|rank| call.input.piece_bytes(rank))
-            .chain((0..ranks).map(|rank| call.output.piece_bytes(rank)));
-        let own: Vec<u8> = sizes.flat_map(|size| (size as u64).to_le_bytes()).collect();
-        let tables = self.exchange(sequence, 1, &own).await?;
-        let (tables, _) = tables.as_chunks::<8>();
+    /// `tables(rank)` holds what the rank sends to each, then what it expects from each.
+    async fn all_to_all<'t>(
+        &self,
+        data: Data<'_>,
+        sequence: u64,
+        tables: impl Fn(usize) -> &'t [u8],
+    ) -> Result<(), Failure> {
+        let (call, ranks) = (&data.job.call, data.ranks);
+        let entry =
+            |rank: usize, index: usize| u64::from_le_bytes(tables(rank).as_chunks().0[index]);
         for from in 0..ranks {
             for to in 0..ranks {
-                let sent = u64::from_le_bytes(tables[from * 2 * ranks + to]);
-                let expected = u64::from_le_bytes(tables[to * 2 * ranks + ranks + from]);
+                let (sent, expected) = (entry(from, to), entry(to, ranks + from));
                 if sent != expected {
                     let (from, to) = (from as u32, to as u32);
                     return Err(Failure::Splits {
@@ -476,18 +591,7 @@ impl Net {
                 }
             }
         }
-        let me = self.me as usize;
-        walk(
-            call.input.piece(me),
-            0,
-            call.input.piece_bytes(me),
-            |from, at, bytes| {
-                walk(call.output.piece(me), at, bytes, |to, inner, bytes| {
-                    // SAFETY: the caller's memory; input and output lie apart.
-                    unsafe { copy(to, from.wrapping_add(inner), bytes) };
-                });
-            },
-        );
+        data.copy_own();
         let key = self.channel(sequence, 2);
         let mut flights = Vec::new();
         for step in 1..self.ranks {
@@ -547,6 +651,47 @@ fn concerns(step: &Step, chunk: &Chunk) -> bool {
             overlap(dst, chunk) || sources.iter().any(|source| overlap(source, chunk))
         }
         Step::Copy { src, dst } => overlap(src, chunk) || overlap(dst, chunk),
+    }
+}
+
+/// What ranks tell each other to find out whether they agree.
+struct Note {
+    signature: [u8; Signature::LEN],
+    /// Two ranks that do not, and what they called.
+    differ: Option<[(u32, [u8; Signature::LEN]); 2]>,
+}
+
+impl Note {
+    const LEN: usize = 1 + Signature::LEN + 2 * (4 + Signature::LEN);
+
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.push(u8::from(self.differ.is_some()));
+        bytes.extend_from_slice(&self.signature);
+        for (rank, signature) in self.differ.unwrap_or([(0, [0; Signature::LEN]); 2]) {
+            bytes.extend_from_slice(&rank.to_le_bytes());
+            bytes.extend_from_slice(&signature);
+        }
+    }
+
+    /// The note, and the records behind it.
+    fn decode(bytes: &[u8]) -> Option<(Note, &[u8])> {
+        let (&[differ], bytes) = bytes.split_first_chunk()?;
+        let (&signature, bytes) = bytes.split_first_chunk()?;
+        let (&first, bytes) = bytes.split_first_chunk()?;
+        let (&ours, bytes) = bytes.split_first_chunk()?;
+        let (&second, bytes) = bytes.split_first_chunk()?;
+        let (&theirs, records) = bytes.split_first_chunk()?;
+        let pair = [
+            (u32::from_le_bytes(first), ours),
+            (u32::from_le_bytes(second), theirs),
+        ];
+        Some((
+            Note {
+                signature,
+                differ: (differ != 0).then_some(pair),
+            },
+            records,
+        ))
     }
 }
 
