@@ -229,16 +229,12 @@ void Work::complete(const ffi::Failure& failure) noexcept {
   }
   // Abort hooks write files, callbacks of futures take the GIL or wait: neither may
   // hold up the thread that ended the operation.
-  if (futures || !success) {
+  if (futures) {
     auto self = c10::intrusive_ptr<Work>::reclaim_copy(this);
-    Executor::get().submit([self, futures, success] {
-      if (!success) {
-        self->group_->run_abort_hooks();
-      }
-      if (futures) {
-        self->settle();
-      }
-    });
+    Executor::get().submit([self] { self->settle(); });
+  }
+  if (!success) {
+    Executor::get().submit([group = group_] { group->run_abort_hooks(); });
   }
 }
 
@@ -594,11 +590,13 @@ void TaskWork::run(const std::function<void()>& body) noexcept {
     group_->run_completion_hooks(key_, milliseconds(finished_ - started_));
   }
   finish(exception);
-  // Callbacks may wait for what this thread is to do next, and abort hooks write files.
+  if (exception) {
+    Executor::get().submit([group = group_] { group->run_abort_hooks(); });
+  }
+  // Callbacks may wait for what this thread is to do next.
   auto self = c10::intrusive_ptr<TaskWork>::reclaim_copy(this);
   Executor::get().submit([self, exception] {
     if (exception) {
-      self->group_->run_abort_hooks();
       self->future_->setError(exception);
     } else {
       self->future_->markCompleted(self->results_);
