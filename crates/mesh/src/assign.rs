@@ -727,181 +727,223 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Exhaustive search with bounds.
+/// Physical axes that a job can have: slices, devices of a chip, x, y, z.
+const MAX_PHYSICAL: usize = 5;
+
+/// How much of each physical axis a logical axis takes, with a bound on its time.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    sizes: [u32; MAX_PHYSICAL],
+    bound: f64,
+}
+
+/// Sizes and strides of a logical axis along each physical one.
+type Stretch = [(u32, u32); MAX_PHYSICAL];
+
+/// Exhaustive search with bounds: first how much each logical axis takes of each physical
+/// one, then in which order. Both walk the promising ways first and leave those whose bound is no
+/// better than what was found.
 struct Search<'a> {
     model: &'a Model<'a>,
-    dcn_shape: Option<&'a [u32]>,
-    /// Seconds of a logical axis by its parts.
-    known: HashMap<(usize, Vec<Part>), f64>,
+    /// For each logical axis of size above 1, heaviest first, its shares, fastest first.
+    options: Vec<(usize, Vec<Share>)>,
+    /// Least time of the options from each on.
+    least: Vec<f64>,
+    /// Seconds of a logical axis by what it takes.
+    known: HashMap<(usize, Stretch), f64>,
     best: f64,
     layout: Vec<Factors>,
 }
 
 impl<'a> Search<'a> {
     fn new(model: &'a Model<'a>, dcn_shape: Option<&'a [u32]>) -> Search<'a> {
-        Search {
+        let mut search = Search {
             model,
-            dcn_shape,
+            options: Vec::new(),
+            least: Vec::new(),
             known: HashMap::new(),
             best: f64::INFINITY,
-            layout: Vec::new(),
+            layout: vec![Factors::new(); model.physical.len()],
+        };
+        for (axis, &size) in model
+            .shape
+            .iter()
+            .enumerate()
+            .filter(|(_, size)| **size > 1)
+        {
+            let mut shares = Vec::new();
+            search.shares(
+                axis,
+                size,
+                dcn_shape,
+                0,
+                &mut [1; MAX_PHYSICAL],
+                &mut shares,
+            );
+            let parts = |share: &Share| share.sizes.iter().filter(|&&size| size > 1).count();
+            shares.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(parts(a).cmp(&parts(b))));
+            search.options.push((axis, shares));
         }
+        let first = |shares: &[Share]| shares.first().map_or(f64::INFINITY, |share| share.bound);
+        search
+            .options
+            .sort_by(|a, b| first(&b.1).total_cmp(&first(&a.1)));
+        search.least = vec![0.0; search.options.len() + 1];
+        for at in (0..search.options.len()).rev() {
+            search.least[at] = search.least[at + 1] + first(&search.options[at].1);
+        }
+        search
     }
 
-    fn seconds(&mut self, axis: usize, parts: Vec<Part>) -> f64 {
+    /// All ways to take `left` of the physical axes from `at` on.
+    fn shares(
+        &mut self,
+        axis: usize,
+        left: u32,
+        dcn_shape: Option<&[u32]>,
+        at: usize,
+        sizes: &mut [u32; MAX_PHYSICAL],
+        shares: &mut Vec<Share>,
+    ) {
+        let Some(&(physical, extent)) = self.model.physical.get(at) else {
+            if left == 1 {
+                // No order is faster than every part being innermost.
+                let bound = self.seconds(axis, sizes.map(|size| (size, 1)));
+                shares.push(Share {
+                    sizes: *sizes,
+                    bound,
+                });
+            }
+            return;
+        };
+        let given = match (physical, dcn_shape) {
+            (Physical::Dcn, Some(dcn)) => Some(dcn[axis]),
+            _ => None,
+        };
+        for size in 1..=extent.min(left) {
+            if extent.is_multiple_of(size)
+                && left.is_multiple_of(size)
+                && given.is_none_or(|given| given == size)
+            {
+                sizes[at] = size;
+                self.shares(axis, left / size, dcn_shape, at + 1, sizes, shares);
+            }
+        }
+        sizes[at] = 1;
+    }
+
+    fn seconds(&mut self, axis: usize, stretch: Stretch) -> f64 {
         let model = self.model;
-        *self
-            .known
-            .entry((axis, parts))
-            .or_insert_with_key(|(axis, parts)| model.seconds_of(*axis, parts))
+        *self.known.entry((axis, stretch)).or_insert_with(|| {
+            let parts: Vec<Part> = model
+                .physical
+                .iter()
+                .zip(stretch)
+                .filter(|(_, (size, _))| *size > 1)
+                .map(|(&(physical, _), (size, stride))| (physical, size, stride))
+                .collect();
+            model.seconds_of(axis, &parts)
+        })
     }
 
     fn run(mut self) -> Vec<Factors> {
-        // How much of each physical axis each logical axis gets, without the order.
-        let mut candidates = Vec::new();
-        let mut left = self.model.shape.to_vec();
-        self.split(0, &mut Vec::new(), &mut left, &mut candidates);
-
-        // No order is faster than every part being innermost; fewer parts win ties.
-        let mut bounded: Vec<(f64, usize, Vec<Factors>)> = candidates
-            .into_iter()
-            .map(|layout| {
-                let bound = (0..self.model.shape.len())
-                    .map(|axis| {
-                        let mut parts = self.model.parts(&layout, axis);
-                        for part in &mut parts {
-                            part.2 = 1;
-                        }
-                        self.seconds(axis, parts)
-                    })
-                    .sum();
-                let parts = layout.iter().map(Vec::len).sum();
-                (bound, parts, layout)
-            })
-            .collect();
-        bounded.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        for (bound, _, layout) in bounded {
-            // A stride of 2 that goes all the way round can equal a line, never beat it.
-            if bound >= self.best {
-                break;
-            }
-            self.order(0, layout);
+        let mut left = [1; MAX_PHYSICAL];
+        for (left, &(_, extent)) in left.iter_mut().zip(&self.model.physical) {
+            *left = extent;
         }
+        self.split(0, 0.0, left, &mut Vec::new());
         self.layout
     }
 
-    /// All ways to give factors of physical axis `at` and the following to logical axes.
-    fn split(
-        &self,
-        at: usize,
-        layout: &mut Vec<Factors>,
-        left: &mut Vec<u32>,
-        candidates: &mut Vec<Vec<Factors>>,
-    ) {
+    /// Gives the logical axes from `at` on their shares of what is left.
+    fn split(&mut self, at: usize, bound: f64, left: [u32; MAX_PHYSICAL], chosen: &mut Vec<Share>) {
+        if at == self.options.len() {
+            let stretches: Vec<Stretch> = chosen
+                .iter()
+                .map(|share| share.sizes.map(|size| (size, 1)))
+                .collect();
+            let mut order = Order {
+                layout: vec![Factors::new(); self.model.physical.len()],
+                times: chosen.iter().map(|share| share.bound).collect(),
+                stretches,
+            };
+            self.order(0, 1, &mut order);
+            return;
+        }
+        for index in 0..self.options[at].1.len() {
+            let share = self.options[at].1[index];
+            if bound + share.bound + self.least[at + 1] >= self.best {
+                break;
+            }
+            let mut rest = left;
+            let fits = rest.iter_mut().zip(share.sizes).all(|(rest, size)| {
+                let fits = rest.is_multiple_of(size);
+                *rest /= size;
+                fits
+            });
+            if fits {
+                chosen.push(share);
+                self.split(at + 1, bound + share.bound, rest, chosen);
+                chosen.pop();
+            }
+        }
+    }
+
+    /// Puts the parts of the physical axes from `at` on in order; those of axis `at` that have
+    /// their place fill the `inner` chips of it.
+    fn order(&mut self, at: usize, inner: u32, order: &mut Order) {
+        if order.times.iter().sum::<f64>() >= self.best {
+            return;
+        }
         let Some(&(physical, extent)) = self.model.physical.get(at) else {
-            candidates.push(layout.clone());
+            self.best = order.times.iter().sum();
+            self.layout.clone_from(&order.layout);
             return;
         };
-        if let (Physical::Dcn, Some(dcn)) = (physical, self.dcn_shape) {
-            let factors: Factors = dcn
-                .iter()
-                .copied()
-                .enumerate()
-                .filter(|factor| factor.1 > 1)
-                .collect();
-            for &(axis, size) in &factors {
-                left[axis] /= size;
-            }
-            layout.push(factors.clone());
-            self.split(at + 1, layout, left, candidates);
-            layout.pop();
-            for &(axis, size) in &factors {
-                left[axis] *= size;
-            }
+        if inner == extent {
+            self.order(at + 1, 1, order);
             return;
         }
-        self.split_axis(at, extent, 0, &mut Vec::new(), layout, left, candidates);
+        // Later logical axes go further in, so that of equal orders the one nearest to the
+        // mesh's own is found first.
+        let mut candidates: Vec<usize> = (0..self.options.len()).collect();
+        candidates.sort_by_key(|&option| std::cmp::Reverse(self.options[option].0));
+        let free: Vec<usize> = candidates
+            .into_iter()
+            .filter(|&option| {
+                let axis = self.options[option].0;
+                let size = order.stretches[option][at].0;
+                size > 1 && order.layout[at].iter().all(|factor| factor.0 != axis)
+            })
+            .collect();
+        for &next in &free {
+            let axis = self.options[next].0;
+            let size = order.stretches[next][at].0;
+            let before = order.clone();
+            order.layout[at].push((axis, size));
+            // What is placed has its stride; the rest is at least beyond it.
+            for &option in &free {
+                let stride = if option == next { inner } else { inner * size };
+                order.stretches[option][at].1 = stride;
+                let stretch = order.stretches[option];
+                order.times[option] = self.seconds(self.options[option].0, stretch);
+            }
+            self.order(at, inner * size, order);
+            *order = before;
+            // Ports and the two devices of a chip know no order.
+            if !matches!(physical, Physical::Torus(_)) {
+                break;
+            }
+        }
     }
+}
 
-    #[expect(clippy::too_many_arguments, reason = "the state of one recursion")]
-    fn split_axis(
-        &self,
-        at: usize,
-        extent: u32,
-        axis: usize,
-        factors: &mut Factors,
-        layout: &mut Vec<Factors>,
-        left: &mut Vec<u32>,
-        candidates: &mut Vec<Vec<Factors>>,
-    ) {
-        if extent == 1 {
-            layout.push(factors.clone());
-            self.split(at + 1, layout, left, candidates);
-            layout.pop();
-            return;
-        }
-        if axis == left.len() {
-            return;
-        }
-        for size in (1..=extent.min(left[axis])).rev() {
-            if !extent.is_multiple_of(size) || !left[axis].is_multiple_of(size) {
-                continue;
-            }
-            if size > 1 {
-                factors.push((axis, size));
-            }
-            left[axis] /= size;
-            self.split_axis(
-                at,
-                extent / size,
-                axis + 1,
-                factors,
-                layout,
-                left,
-                candidates,
-            );
-            left[axis] *= size;
-            if size > 1 {
-                factors.pop();
-            }
-        }
-    }
-
-    /// All orders of the factors of physical axis `at` and the following.
-    fn order(&mut self, at: usize, mut layout: Vec<Factors>) {
-        if at == layout.len() {
-            let mut total = 0.0;
-            for axis in 0..self.model.shape.len() {
-                total += self.seconds(axis, self.model.parts(&layout, axis));
-                if total >= self.best {
-                    return;
-                }
-            }
-            self.best = total;
-            self.layout = layout;
-            return;
-        }
-        // Ports and the two devices of a chip know no order; last logical axis innermost first, so
-        // that of equal orders the one nearest to the mesh's own stays.
-        layout[at].reverse();
-        let count = layout[at].len();
-        if matches!(self.model.physical[at].0, Physical::Torus(_)) {
-            self.permute(at, count, layout);
-        } else {
-            self.order(at + 1, layout);
-        }
-    }
-
-    fn permute(&mut self, at: usize, free: usize, layout: Vec<Factors>) {
-        if free <= 1 {
-            self.order(at + 1, layout);
-            return;
-        }
-        for pick in (0..free).rev() {
-            let mut next = layout.clone();
-            let factor = next[at].remove(pick);
-            next[at].insert(free - 1, factor);
-            self.permute(at, free - 1, next);
-        }
-    }
+/// An order in the making.
+#[derive(Clone)]
+struct Order {
+    layout: Vec<Factors>,
+    /// By option: sizes and strides, least possible ones where the place is open.
+    stretches: Vec<Stretch>,
+    /// By option: seconds, or a bound.
+    times: Vec<f64>,
 }

@@ -155,9 +155,10 @@ impl Dimension {
         }
     }
 
-    /// Messages on the busiest wire when the members i send to `to(i)`, by the shorter way (up
-    /// where both are as long), and the longest way in neighbours.
-    fn congestion(&self, to: impl Fn(u32) -> Option<u32>) -> (f64, u32) {
+    /// Messages on the busiest wire and the longest way in neighbours, for messages by the
+    /// shorter way; half a ring goes up from even members and down from odd ones, as
+    /// [`crate::Torus::displacement`] has it.
+    fn congestion(&self, messages: impl IntoIterator<Item = (u32, u32)>) -> (f64, u32) {
         if self.wiring == Wiring::Switch {
             return (1.0, 1);
         }
@@ -165,13 +166,14 @@ impl Dimension {
         let mut up = vec![0u32; size as usize];
         let mut down = vec![0u32; size as usize];
         let mut longest = 0;
-        for from in 0..size {
-            let Some(to) = to(from).filter(|&to| to != from) else {
+        for (from, to) in messages {
+            if from == to {
                 continue;
-            };
+            }
             let ahead = (to + size - from) % size;
             let go_up = match self.wiring {
-                Wiring::Ring => ahead <= size - ahead,
+                Wiring::Ring if 2 * ahead == size => from.is_multiple_of(2),
+                Wiring::Ring => 2 * ahead < size,
                 _ => to > from,
             };
             let hops = if go_up { ahead } else { size - ahead };
@@ -189,12 +191,20 @@ impl Dimension {
     }
 
     /// Seconds of one step in which every member i sends `bytes` to `to(i)`.
-    fn step(&self, bytes: f64, to: impl Fn(u32) -> Option<u32>) -> f64 {
-        let (messages, hops) = self.congestion(to);
-        if hops == 0 {
-            return 0.0;
-        }
+    fn step(&self, bytes: f64, to: impl Fn(u32) -> u32) -> f64 {
+        let (messages, hops) = self.congestion((0..self.size).map(|from| (from, to(from))));
         self.startup + f64::from(hops) * self.hop + bytes * messages / self.bandwidth
+    }
+
+    /// Seconds without bytes of a ring's `size - 1` steps. On a line the message from the last
+    /// member to the first crosses all wires, but its steps overlap: it counts once.
+    fn ring_latency(&self) -> f64 {
+        let extra = if self.wiring == Wiring::Line {
+            f64::from(self.size - 2)
+        } else {
+            0.0
+        };
+        f64::from(self.size - 1) * self.alpha() + extra * self.hop
     }
 }
 
@@ -280,14 +290,17 @@ impl Algorithm {
                 if self == Algorithm::Hierarchical {
                     return hierarchical(bytes, &dimensions);
                 }
-                Some(2.0 * self.half(bytes, &dimensions)?)
+                Some(2.0 * self.half(bytes, &dimensions, true)?)
             }
-            Collective::AllGather | Collective::ReduceScatter => self.half(bytes, &dimensions),
+            Collective::AllGather | Collective::ReduceScatter => {
+                self.half(bytes, &dimensions, false)
+            }
         }
     }
 
-    /// Reduce-scatter or all-gather, which mirror each other.
-    fn half(self, bytes: f64, dimensions: &[Dimension]) -> Option<f64> {
+    /// Reduce-scatter or all-gather, which mirror each other; `near_first` where they are parts of
+    /// an all-reduce.
+    fn half(self, bytes: f64, dimensions: &[Dimension], near_first: bool) -> Option<f64> {
         let slices = dimensions
             .iter()
             .filter(|d| d.wiring == Wiring::Switch)
@@ -309,27 +322,26 @@ impl Algorithm {
         let rounds = dimension.size.ilog2();
         match self {
             Algorithm::Ring => {
-                let step = |i: u32| Some((i + 1) % dimension.size);
-                Some((size - 1.0) * dimension.step(bytes / size, step))
+                Some(dimension.ring_latency() + bytes * (size - 1.0) / size / dimension.bandwidth)
             }
-            Algorithm::BidirectionalRing => {
-                let alpha = dimension.step(0.0, |i| Some((i + 1) % dimension.size));
-                Some((size - 1.0) * alpha + bytes * (size - 1.0) / size / dimension.rate())
-            }
+            Algorithm::BidirectionalRing => Some(pass(bytes, dimension)),
             Algorithm::HalvingDoubling if power_of_two => {
-                let round =
-                    |k: u32| dimension.step(bytes / f64::from(2u32 << k), |i| Some(i ^ (1 << k)));
+                // Half of the data crosses the largest distance, except in an all-reduce,
+                // whose two parts can begin and end with the smallest.
+                let round = |k: u32| {
+                    let rest = if near_first { k } else { rounds - 1 - k };
+                    dimension.step(bytes / f64::from(2u32 << rest), |i| i ^ (1 << k))
+                };
                 Some((0..rounds).map(round).sum())
             }
             Algorithm::Swing if power_of_two && dimension.wiring != Wiring::Line => {
                 let round = |k: u32| {
-                    dimension.step(bytes / f64::from(2u32 << k), |i| {
-                        Some(swing_peer(i, k, dimension.size))
-                    })
+                    let bytes = bytes / f64::from(2u32 << k);
+                    dimension.step(bytes, |i| swing_peer(i, k, dimension.size))
                 };
                 Some((0..rounds).map(round).sum())
             }
-            Algorithm::Pat => {
+            Algorithm::Pat if dimension.wiring != Wiring::Line => {
                 let size = dimension.size;
                 let mut total = 0.0;
                 for k in (0..size.next_power_of_two().ilog2()).rev() {
@@ -338,7 +350,7 @@ impl Algorithm {
                     // far, those beyond the group left out.
                     let chunks = (size - distance).div_ceil(2 * distance);
                     let bytes = bytes / f64::from(size) * f64::from(chunks);
-                    total += dimension.step(bytes, |i| Some((i + distance) % size));
+                    total += dimension.step(bytes, |i| (i + distance) % size);
                 }
                 Some(total)
             }
@@ -429,7 +441,7 @@ fn through_all(dimensions: &[Dimension]) -> Option<Dimension> {
 /// One pass of a bucket along a dimension.
 fn pass(bytes: f64, dimension: &Dimension) -> f64 {
     let size = f64::from(dimension.size);
-    (size - 1.0) * dimension.alpha() + bytes * (size - 1.0) / size / dimension.rate()
+    dimension.ring_latency() + bytes * (size - 1.0) / size / dimension.rate()
 }
 
 /// Bucket reduce-scatter (all-gather mirrors it). The devices of a chip go first, slices last, as
@@ -547,30 +559,52 @@ fn permute(bytes: f64, dimensions: &[Dimension]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Two trees with half of the data each, up and down, pipelined: the depth counts in latency,
+/// Two trees with half of the data each, up and down, pipelined: the levels count in latency,
 /// the busiest wire in bytes.
 fn tree(bytes: f64, dimension: &Dimension) -> f64 {
     let size = dimension.size;
-    let depth = f64::from(size.next_power_of_two().ilog2());
-    // In-order binary tree: a member whose index has z trailing zero bits (counted from 1) is at
-    // height z and joined to one 2^z away. The second tree is the first shifted by one.
-    let parent = |i: u32| {
-        let bit = 1 << (i + 1).trailing_zeros();
-        let up = if (i + 1) & (2 * bit) != 0 {
-            i.checked_sub(bit)
+    let levels = size.ilog2();
+    // In-order binary tree on the places 1 to size: a place with z trailing zero bits is at height
+    // z and 2^z away from its parent; parents beyond the last place are passed over.
+    let parent = |mut place: u32| loop {
+        let bit = 1 << place.trailing_zeros();
+        place = if place & (2 * bit) == 0 {
+            place + bit
         } else {
-            Some(i + bit)
+            place - bit
         };
-        up.filter(|&up| up < size).or_else(|| i.checked_sub(bit))
+        if place <= size {
+            return Some(place);
+        }
+        if bit >= size {
+            return None;
+        }
     };
-    let (first, hops) = dimension.congestion(parent);
-    let messages = match dimension.wiring {
-        // Of a member's port: its two children in the tree in which it is an inner member.
-        Wiring::Switch => 2.0,
-        Wiring::Ring | Wiring::Line => 2.0 * first,
+    let edges = (1..=size).filter_map(|place| Some((place - 1, parent(place)? - 1)));
+    // The second tree is the first mirrored, or, of an odd number, moved on by one.
+    let twin = |i: u32| {
+        if size.is_multiple_of(2) {
+            size - 1 - i
+        } else {
+            (i + size - 1) % size
+        }
     };
-    let step = dimension.startup + f64::from(hops.max(1)) * dimension.hop;
-    2.0 * depth * step + 2.0 * (bytes / 2.0) * messages / dimension.bandwidth
+    let messages =
+        edges.flat_map(|(a, b)| [(a, b), (b, a), (twin(a), twin(b)), (twin(b), twin(a))]);
+    let load = match dimension.wiring {
+        // Of a port: up and down of one tree with two children, of the other with none.
+        Wiring::Switch => 4.0,
+        Wiring::Ring | Wiring::Line => dimension.congestion(messages).0,
+    };
+    let level = |height: u32| {
+        let hops = match dimension.wiring {
+            Wiring::Switch => 1,
+            Wiring::Ring => (1u32 << height).min(size - (1 << height)),
+            Wiring::Line => 1 << height,
+        };
+        dimension.startup + f64::from(hops) * dimension.hop
+    };
+    2.0 * (0..levels).map(level).sum::<f64>() + bytes / 2.0 * load / dimension.bandwidth
 }
 
 #[cfg(test)]
@@ -612,7 +646,7 @@ mod tests {
                 Algorithm::Bucket,
                 Collective::AllGather,
                 &[line(8)],
-                7.0 * A + N * 7.0 / 8.0 / W,
+                7.0 * A + 3.0 * A + N * 7.0 / 8.0 / W,
             ),
             (
                 "bucket",
@@ -628,13 +662,21 @@ mod tests {
                 &cube,
                 9.0 * A + N * 63.0 / 64.0 / (6.0 * W),
             ),
-            // Distances 1, 2, 4 carry N/2, N/4, N/8 with 1, 2, 4 messages a wire.
+            // Distances 1, 2, 4 with 1, 2, 2 messages a wire (half turns go both ways) carry N/2, N/4,
+            // N/8 in an all-reduce, and N/8, N/4, N/2 on their own.
             (
                 "halving",
                 Algorithm::HalvingDoubling,
+                Collective::AllReduce,
+                &[ring(8)],
+                2.0 * (1.5 * A + 3.5 * A + 1.25 * N / W),
+            ),
+            (
+                "halving only",
+                Algorithm::HalvingDoubling,
                 Collective::ReduceScatter,
                 &[ring(8)],
-                1.5 * A + 3.5 * A + 1.5 * N / W,
+                1.5 * A + 3.5 * A + 1.625 * N / W,
             ),
             // Distances 1, 1, 3, 5; at most 1, 1, 2, 3 messages a wire.
             (

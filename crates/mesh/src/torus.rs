@@ -115,15 +115,23 @@ impl Torus {
 
     /// A shortest way from one chip to another: signed hops along x, y and z.
     ///
-    /// Where several are shortest, the one with the largest components in the order x, y, z.
+    /// Half a ring is as long both ways: even chips go up, odd ones down, so that the load of a
+    /// regular pattern is even. On a twisted torus likewise the largest or the smallest of
+    /// the shortest displacements is taken by the parity of x + y + z.
     pub fn displacement(&self, from: Coord, to: Coord) -> [i32; 3] {
         if self.is_twisted() {
-            let ways = self.twisted_displacements(from, to);
-            return ways.into_iter().max().expect("a torus is connected");
+            let ways = self.twisted_displacements(from, to).into_iter();
+            let even = from.0.iter().sum::<u32>().is_multiple_of(2);
+            let way = if even { ways.max() } else { ways.min() };
+            return way.expect("a torus is connected");
         }
         std::array::from_fn(|axis| {
-            let (way, other) = self.ways(axis, from, to);
-            other.map_or(way, |other| way.max(other))
+            let even = from.0[axis].is_multiple_of(2);
+            match self.ways(axis, from, to) {
+                (way, None) => way,
+                (way, Some(other)) if even => way.max(other),
+                (way, Some(other)) => way.min(other),
+            }
         })
     }
 
