@@ -221,6 +221,9 @@ class Buffers {
     if (!first_) {
       first_ = tensor.scalar_type();
       dtype = *type;
+      shape.dims = static_cast<uint32_t>(tensor.dim());
+      const auto kept = std::min<size_t>(tensor.dim(), shape.sizes.size());
+      std::copy_n(tensor.sizes().begin(), kept, shape.sizes.begin());
     } else if (*first_ != tensor.scalar_type()) {
       if (!mixed) {
         invalid(
@@ -269,6 +272,8 @@ class Buffers {
   Side output;
   Tensors tensors;
   ffi::DType dtype = ffi::DType::U8;
+  // Of the first tensor, for messages.
+  ffi::Shape shape{};
   std::optional<std::vector<at::Tensor>> profiled;
 
  private:
@@ -333,6 +338,7 @@ ffi::Call call_of(ffi::Kind kind, const Buffers& buffers, const Reduction& reduc
   call.factor = reduction.factor;
   call.dtype = buffers.dtype;
   call.tensors = 1;
+  call.shape = buffers.shape;
   return call;
 }
 
@@ -1201,8 +1207,8 @@ WorkPointer ProcessGroupTpuDist::run_point_to_point(
   const ffi::Segment segment{address(memory), memory.nbytes()};
   auto* reference = c10::intrusive_ptr<Work>(work).release();
   const auto launch = sends
-      ? group_->send(peer, tag, segment, buffers.dtype, reference)
-      : group_->recv(peer, tag, segment, buffers.dtype, reference);
+      ? group_->send(peer, tag, segment, buffers.dtype, buffers.shape, reference)
+      : group_->recv(peer, tag, segment, buffers.dtype, buffers.shape, reference);
   if (launch.failure.code != ffi::Code::Ok) {
     raise(launch.failure);
   }

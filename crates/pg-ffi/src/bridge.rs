@@ -97,6 +97,13 @@ pub(crate) mod ffi {
         bytes: usize,
     }
 
+    /// The sizes of a tensor of `dims` dimensions, as far as they fit.
+    #[derive(Clone, Copy)]
+    struct Shape {
+        dims: u32,
+        sizes: [i64; 6],
+    }
+
     /// A collective, without its memory.
     struct Call {
         kind: Kind,
@@ -106,6 +113,7 @@ pub(crate) mod ffi {
         dtype: DType,
         root: u32,
         tensors: u32,
+        shape: Shape,
         /// Negative: the group's.
         timeout_ms: i64,
         asynchronous: bool,
@@ -164,6 +172,7 @@ pub(crate) mod ffi {
             tag: i32,
             data: Segment,
             dtype: DType,
+            shape: Shape,
             work: *mut Work,
         ) -> Launch;
         /// `from` negative: from any rank.
@@ -173,6 +182,7 @@ pub(crate) mod ffi {
             tag: i32,
             data: Segment,
             dtype: DType,
+            shape: Shape,
             work: *mut Work,
         ) -> Launch;
         fn monitored_barrier(self: &Group, timeout_ms: i64, wait_all_ranks: bool) -> Failure;
@@ -403,6 +413,10 @@ fn pieces(segments: &[ffi::Segment], ends: &[u32]) -> Pieces {
     pieces
 }
 
+fn shape(shape: ffi::Shape) -> runtime::Shape {
+    runtime::Shape::new(shape.dims as usize, shape.sizes)
+}
+
 fn segment(segment: ffi::Segment) -> runtime::Segment {
     runtime::Segment {
         ptr: segment.address as *mut u8,
@@ -461,6 +475,7 @@ impl Group {
             dtype: dtype(call.dtype),
             root: call.root,
             tensors: call.tensors,
+            shape: shape(call.shape),
             input: pieces(input, input_ends),
             output: pieces(output, output_ends),
             timeout: timeout(call.timeout_ms),
@@ -478,14 +493,15 @@ impl Group {
         tag: i32,
         data: ffi::Segment,
         dtype: ffi::DType,
+        shape: ffi::Shape,
         work: *mut ffi::Work,
     ) -> ffi::Launch {
         // SAFETY: passed on from the caller.
         let completion = unsafe { completion(work) };
-        let (data, dtype) = (segment(data), self::dtype(dtype));
+        let (data, dtype, shape) = (segment(data), self::dtype(dtype), self::shape(shape));
         // SAFETY: passed on from the caller.
         launch(guarded(|| unsafe {
-            self.0.send(to, tag, data, dtype, None, completion)
+            self.0.send(to, tag, data, dtype, shape, None, completion)
         }))
     }
 
@@ -497,15 +513,16 @@ impl Group {
         tag: i32,
         data: ffi::Segment,
         dtype: ffi::DType,
+        shape: ffi::Shape,
         work: *mut ffi::Work,
     ) -> ffi::Launch {
         // SAFETY: passed on from the caller.
         let completion = unsafe { completion(work) };
-        let (data, dtype) = (segment(data), self::dtype(dtype));
+        let (data, dtype, shape) = (segment(data), self::dtype(dtype), self::shape(shape));
         let from = u32::try_from(from).ok();
         // SAFETY: passed on from the caller.
         launch(guarded(|| unsafe {
-            self.0.recv(from, tag, data, dtype, None, completion)
+            self.0.recv(from, tag, data, dtype, shape, None, completion)
         }))
     }
 

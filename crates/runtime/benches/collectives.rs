@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
-use tpu_dist_runtime::{Call, Communicator, DirectoryStore, GroupSpec, Pieces, Segment};
+use tpu_dist_runtime::{Call, Communicator, DirectoryStore, GroupSpec, Pieces, Segment, Shape};
 
 const BLOCKS: usize = 15;
 
@@ -127,6 +127,7 @@ fn measure(group: &Communicator, op: &str, size: usize, dtype: DType) -> f64 {
         dtype,
         root: 0,
         tensors: 1,
+        shape: Shape::default(),
         input,
         output,
         timeout: None,
@@ -236,11 +237,11 @@ fn ping_pong(group: &Communicator, input: *mut u8, output: *mut u8, bytes: usize
     // SAFETY: the caller's memory, and every message is waited for.
     unsafe {
         if me == 0 {
-            wait(group.send(1, 0, from, DType::U8, None, None));
-            wait(group.recv(Some(1), 0, to, DType::U8, None, None));
+            wait(group.send(1, 0, from, DType::U8, Shape::default(), None, None));
+            wait(group.recv(Some(1), 0, to, DType::U8, Shape::default(), None, None));
         } else {
-            wait(group.recv(Some(0), 0, to, DType::U8, None, None));
-            wait(group.send(0, 0, from, DType::U8, None, None));
+            wait(group.recv(Some(0), 0, to, DType::U8, Shape::default(), None, None));
+            wait(group.send(0, 0, from, DType::U8, Shape::default(), None, None));
         }
     }
 }

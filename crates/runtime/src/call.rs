@@ -101,6 +101,32 @@ impl Pieces {
     }
 }
 
+/// The sizes of a tensor, for messages: as many as fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    dims: u8,
+    sizes: [i64; Shape::MAX_DIMS],
+}
+
+impl Shape {
+    /// Sizes that are kept.
+    pub const MAX_DIMS: usize = 6;
+
+    /// The first [`Shape::MAX_DIMS`] sizes of a tensor of `dims` dimensions.
+    pub fn new(dims: usize, sizes: [i64; Shape::MAX_DIMS]) -> Shape {
+        Shape { dims: dims.min(255) as u8, sizes }
+    }
+}
+
+/// As `[2, 3]`; nothing when there is no tensor.
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kept = (self.dims as usize).min(Shape::MAX_DIMS);
+        write!(f, "{:?}", &self.sizes[..kept])?;
+        if kept < self.dims as usize { f.write_str(" and more dimensions") } else { Ok(()) }
+    }
+}
+
 /// One collective.
 ///
 /// | kind | input pieces | output pieces |
@@ -132,6 +158,8 @@ pub struct Call {
     pub root: u32,
     /// Number of tensors a rank brings; more than 1 when coalesced.
     pub tensors: u32,
+    /// Shape of the first tensor, for messages.
+    pub shape: Shape,
     /// What the rank brings.
     pub input: Pieces,
     /// Where results go.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tpu_dist_collectives::reduce::Reducer;
 use tpu_dist_collectives::{DType, Kind, Signature};
 
-use crate::call::{Call, Pieces, Segment};
+use crate::call::{Call, Pieces, Segment, Shape};
 use crate::engine::local::{self, Local};
 use crate::engine::net::Net;
 use crate::engine::{Failure, Job};
@@ -32,6 +32,8 @@ const LEAVE_GRACE: Duration = Duration::from_millis(300);
 const PROBE: Duration = Duration::from_millis(200);
 /// From this size on, an asynchronous collective wakes the background thread at once.
 const URGENT_BYTES: usize = 64 << 10;
+/// Collectives that may wait for their turn before their callers are slowed down.
+const BACKLOG: usize = 1000;
 
 /// Who a group is.
 #[derive(Clone, Debug)]
@@ -102,7 +104,20 @@ type Running = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 struct Lane {
     /// A thread runs one at this moment.
     running: bool,
-    queue: VecDeque<(Arc<Operation>, Running)>,
+    /// The first one, once begun.
+    begun: Option<(Arc<Operation>, Running)>,
+    queue: VecDeque<(Arc<Operation>, Job)>,
+}
+
+impl Lane {
+    fn is_empty(&self) -> bool {
+        self.begun.is_none() && self.queue.is_empty()
+    }
+
+    fn first(&self) -> Option<&Arc<Operation>> {
+        let begun = self.begun.as_ref().map(|(operation, _)| operation);
+        begun.or_else(|| self.queue.front().map(|(operation, _)| operation))
+    }
 }
 
 /// What operations share; they keep it alive.
@@ -215,11 +230,12 @@ impl Communicator {
         let bytes = job.call.input.bytes().max(job.call.output.bytes());
         let timeout = job.call.timeout.unwrap_or_else(|| self.timeout());
         let operation = |sequence, completion| {
-            let signature = job.signature;
+            let (signature, shape) = (job.signature, job.call.shape);
             let group = group.clone();
             Arc::new(Operation::new(
                 group,
                 signature,
+                shape,
                 sequence,
                 bytes as u64,
                 timeout,
@@ -229,7 +245,7 @@ impl Communicator {
         };
         let mut lane = group.lane();
         let sequence = group.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        if !asynchronous && !lane.running && lane.queue.is_empty() {
+        if !asynchronous && !lane.running && lane.is_empty() {
             lane.running = true;
             drop(lane);
             let operation = operation(sequence, completion);
@@ -239,17 +255,17 @@ impl Communicator {
             return Ok(operation);
         }
         let operation = operation(sequence, completion);
-        let future: Running = Box::pin({
-            let group = group.clone();
-            async move { group.engine.run(&job, sequence).await }
-        });
-        lane.queue.push_back((operation.clone(), future));
+        lane.queue.push_back((operation.clone(), job));
+        let backlog = lane.queue.len();
         drop(lane);
         if asynchronous {
             // A first step at once: what this rank brings is there when the others come.
             group.advance_lane();
             if !operation.is_completed() {
                 group.notice(bytes >= URGENT_BYTES);
+            }
+            if backlog > BACKLOG {
+                group.ease_backlog();
             }
         } else {
             // How it went is in the operation; a signal leaves it running.
@@ -273,11 +289,12 @@ impl Communicator {
         tag: i32,
         data: Segment,
         dtype: DType,
+        shape: Shape,
         timeout: Option<Duration>,
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
         // SAFETY: passed on.
-        unsafe { self.message(Kind::Send, Some(to), tag, data, dtype, timeout, completion) }
+        unsafe { self.message(Kind::Send, Some(to), tag, data, dtype, shape, timeout, completion) }
     }
 
     /// Starts to receive a message from rank `from`, or from any.
@@ -293,11 +310,12 @@ impl Communicator {
         tag: i32,
         data: Segment,
         dtype: DType,
+        shape: Shape,
         timeout: Option<Duration>,
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
         // SAFETY: passed on.
-        unsafe { self.message(Kind::Recv, from, tag, data, dtype, timeout, completion) }
+        unsafe { self.message(Kind::Recv, from, tag, data, dtype, shape, timeout, completion) }
     }
 
     #[allow(clippy::too_many_arguments, reason = "one body for both directions")]
@@ -308,6 +326,7 @@ impl Communicator {
         tag: i32,
         data: Segment,
         dtype: DType,
+        shape: Shape,
         timeout: Option<Duration>,
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
@@ -342,6 +361,7 @@ impl Communicator {
         let operation = Arc::new(Operation::new(
             group.clone(),
             signature,
+            shape,
             group.sequence.load(Ordering::Relaxed),
             data.bytes as u64,
             timeout.unwrap_or_else(|| self.timeout()),
@@ -363,7 +383,7 @@ impl Communicator {
                 Some(Ok(())) => Ok(()),
                 Some(Err(error)) => {
                     let rank = peer.or(transfer.source()).unwrap_or(group.spec.rank);
-                    Err(group.link_error(&operation.context(), rank, &error))
+                    Err(group.link_error(&operation, rank, &error))
                 }
                 None => return,
             };
@@ -586,10 +606,14 @@ impl Group {
     }
 
     /// As `group 'dp' (rank 1 of 4), all_reduce(SUM, float32, 8 elements) number 12`.
-    pub(crate) fn context(&self, signature: &Signature, sequence: u64) -> String {
+    pub(crate) fn context(&self, signature: &Signature, shape: Shape, sequence: u64) -> String {
         let Group { spec, .. } = self;
+        let shape = match signature.dtype {
+            Some(_) => format!(" of shape {shape}"),
+            None => String::new(),
+        };
         format!(
-            "group '{}' (rank {} of {}), {signature}, sequence number {sequence}",
+            "group '{}' (rank {} of {}), {signature}{shape}, sequence number {sequence}",
             spec.name, spec.rank, spec.size
         )
     }
@@ -797,7 +821,14 @@ impl Group {
             if lane.running {
                 return ended;
             }
-            let Some((operation, mut future)) = lane.queue.pop_front() else {
+            let begun = lane.begun.take().or_else(|| {
+                let (operation, job) = lane.queue.pop_front()?;
+                let (group, sequence) = (self.clone(), operation.sequence());
+                let future: Running =
+                    Box::pin(async move { group.engine.run(&job, sequence).await });
+                Some((operation, future))
+            });
+            let Some((operation, mut future)) = begun else {
                 return ended;
             };
             lane.running = true;
@@ -818,10 +849,22 @@ impl Group {
                 }
                 None => {
                     let mut lane = self.lane();
-                    lane.queue.push_front((operation, future));
+                    lane.begun = Some((operation, future));
                     lane.running = false;
                     return ended;
                 }
+            }
+        }
+    }
+
+    /// Helps with a long queue for a while, so that callers who never wait do not fill the
+    /// memory. It does not insist: what the queue waits for may be this caller's to do.
+    fn ease_backlog(self: &Arc<Group>) {
+        let end = Instant::now() + Duration::from_micros(200);
+        while self.lane().queue.len() > BACKLOG && Instant::now() < end {
+            if !self.advance_lane() {
+                self.fabric.poll();
+                std::thread::yield_now();
             }
         }
     }
@@ -830,11 +873,7 @@ impl Group {
     pub(crate) fn check_deadlines(self: &Arc<Group>, now: Instant) {
         let first = {
             let lane = self.lane();
-            if lane.running {
-                None
-            } else {
-                lane.queue.front().map(|(operation, _)| operation.clone())
-            }
+            if lane.running { None } else { lane.first().cloned() }
         };
         if let Some(operation) = first {
             // A failure of the group is noticed by whoever polls the lane.
@@ -856,7 +895,9 @@ impl Group {
                     context: operation.context(),
                     timeout: operation.timeout(),
                     detail: match peer {
-                        Some(peer) => format!("no matching call came from {}", self.name(peer)),
+                        Some(peer) => {
+                            format!("missing ranks [{peer}]: no matching call of {}", self.name(peer))
+                        }
                         None => "no matching send came from any rank".to_owned(),
                     },
                     missing: peer.into_iter().collect(),
@@ -882,7 +923,7 @@ impl Group {
                 [] => "all ranks arrived, but the data did not".to_owned(),
                 ranks => {
                     let names: Vec<String> = ranks.iter().map(|&rank| self.name(rank)).collect();
-                    format!("{} did not arrive", names.join(", "))
+                    format!("missing ranks {ranks:?}: {}", names.join(", "))
                 }
             };
             let (context, timeout) = (operation.context(), operation.timeout());
@@ -955,15 +996,22 @@ impl Group {
         }
     }
 
-    fn link_error(&self, context: &str, rank: u32, error: &LinkError) -> Error {
+    fn link_error(&self, operation: &Operation, rank: u32, error: &LinkError) -> Error {
+        let context = &operation.context();
         match error {
             LinkError::Closed(reason) => self.lost(context, rank, reason),
             LinkError::Size { sent, expected } => Error::InvalidArgument {
                 operation: "message",
                 argument: "tensor",
-                message: format!(
-                    "{context}: the sender has {sent} bytes, the receiver expects {expected} bytes"
-                ),
+                message: {
+                    let size = operation.element_size() as u64;
+                    format!(
+                        "{context}: the sender has {} elements ({sent} bytes), the receiver expects {} \
+                         elements ({expected} bytes)",
+                        sent / size,
+                        expected / size
+                    )
+                },
             },
             LinkError::Cancelled => Error::Aborted {
                 context: context.to_owned(),
@@ -1001,6 +1049,17 @@ impl Group {
                 own_rank: to,
                 ours: format!("all_to_all expecting {expected} bytes from rank {from}").into(),
             },
+            Failure::Gone { rank } => {
+                // Its word may be a moment behind.
+                let end = Instant::now() + PROBE;
+                while self.failure.get().is_none() && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let reason = format!("{} failed in this group", self.name(rank));
+                let error = Error::Aborted { context, reason };
+                self.fail(error.clone(), false);
+                self.failure_of(operation).unwrap_or(error)
+            }
             Failure::Plan(message) => Error::InvalidArgument {
                 operation: operation.kind().name(),
                 argument: "TPU_DIST_ALGO",
@@ -1008,7 +1067,7 @@ impl Group {
             },
             Failure::Link { rank, error } => {
                 let cause = self.failure_of(operation);
-                let error = cause.unwrap_or_else(|| self.link_error(&context, rank, &error));
+                let error = cause.unwrap_or_else(|| self.link_error(operation, rank, &error));
                 self.fail(error.clone(), true);
                 error
             }
@@ -1020,6 +1079,9 @@ impl Group {
         let reason = error.to_string();
         if self.failure.set(error.clone()).is_err() {
             return;
+        }
+        if let Engine::Local(local) = &self.engine {
+            local.fail();
         }
         if tell {
             // Whoever has a connection to a dead rank says so: the others may have none.
@@ -1313,7 +1375,7 @@ impl Work for Group {
     }
 
     fn is_pending(&self) -> bool {
-        !self.lane().queue.is_empty() || !self.pending().is_empty()
+        !self.lane().is_empty() || !self.pending().is_empty()
     }
 }
 

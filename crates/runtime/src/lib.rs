@@ -24,7 +24,7 @@ mod transport;
 mod wire;
 mod world;
 
-pub use call::{Call, Pieces, Segment};
+pub use call::{Call, Pieces, Segment, Shape};
 pub use communicator::{Communicator, GroupSpec};
 pub use error::Error;
 pub use operation::{Completion, Operation};

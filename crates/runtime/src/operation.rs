@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tpu_dist_collectives::{Kind, Signature};
 
 use crate::Error;
+use crate::call::Shape;
 use crate::communicator::Group;
 use crate::link::{Key, Transfer};
 use crate::progress::{Background, Interrupted, wait};
@@ -33,6 +34,7 @@ pub struct Operation {
     sequence: u64,
     bytes: u64,
     signature: Signature,
+    shape: Shape,
     started: Instant,
     timeout: Duration,
     state: AtomicU8,
@@ -52,6 +54,7 @@ impl Operation {
     pub(crate) fn new(
         group: Arc<Group>,
         signature: Signature,
+        shape: Shape,
         sequence: u64,
         bytes: u64,
         timeout: Duration,
@@ -61,6 +64,7 @@ impl Operation {
         Operation {
             group,
             signature,
+            shape,
             sequence,
             bytes,
             started: Instant::now(),
@@ -153,6 +157,10 @@ impl Operation {
             .then(|| Duration::from_nanos(self.nanos.load(Ordering::Relaxed)))
     }
 
+    pub(crate) fn element_size(&self) -> usize {
+        self.signature.dtype.map_or(1, |dtype| dtype.size())
+    }
+
     pub(crate) fn kind(&self) -> Kind {
         self.signature.kind
     }
@@ -171,7 +179,7 @@ impl Operation {
 
     /// Group, operation, sequence number, shape, dtype.
     pub(crate) fn context(&self) -> String {
-        self.group.context(&self.signature, self.sequence)
+        self.group.context(&self.signature, self.shape, self.sequence)
     }
 
     /// Says how it will have failed once its transfer is cancelled, which ends it.

@@ -1,9 +1,9 @@
 //! The synchronisation that lives in shared memory.
 
 #[cfg(tpu_dist_loom)]
-use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(tpu_dist_loom))]
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// On which the threads of one process sleep until another process has news.
@@ -55,6 +55,56 @@ impl Doorbell {
     }
 }
 
+/// Says which peers have news: a bit for each.
+///
+/// A peer stores its news, then calls [`Inbox::mark`]; the owner takes the marks, then
+/// looks at the news of each marked peer. Either the owner's look sees the news, or a
+/// mark is set after it: each side has a sequentially consistent fence between its store
+/// (the news; the taking of the mark) and its load (the mark; the news).
+#[repr(C, align(128))]
+pub(crate) struct Inbox([AtomicU64; Inbox::WORDS]);
+
+impl Inbox {
+    const WORDS: usize = 16;
+    /// Number of bits.
+    pub(crate) const BITS: usize = 64 * Inbox::WORDS;
+
+    #[cfg(tpu_dist_loom)]
+    fn new() -> Inbox {
+        Inbox(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// Says that the peer with `bit` has news, which it has stored.
+    pub(crate) fn mark(&self, bit: u32) {
+        let word = &self.0[bit as usize / 64];
+        let mask = 1 << (bit % 64);
+        fence(Ordering::SeqCst);
+        if word.load(Ordering::Relaxed) & mask == 0 {
+            word.fetch_or(mask, Ordering::Release);
+        }
+    }
+
+    /// Takes all marks, calling `visit` with each bit.
+    pub(crate) fn take(&self, mut visit: impl FnMut(u32)) {
+        for (index, word) in self.0.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut bits = word.swap(0, Ordering::Acquire);
+            fence(Ordering::SeqCst);
+            while bits != 0 {
+                visit(index as u32 * 64 + bits.trailing_zeros());
+                bits &= bits - 1;
+            }
+        }
+    }
+
+    /// Whether any mark is set.
+    pub(crate) fn is_marked(&self) -> bool {
+        self.0.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+}
+
 /// Orders the news stored before it ahead of the look at a doorbell's sleepers.
 #[inline]
 pub(crate) fn publish_fence() {
@@ -99,6 +149,33 @@ mod futex {
 mod loom_tests {
     use super::*;
     use loom::sync::Arc;
+
+    /// News is never lost: when the owner took a mark without seeing the news that goes with
+    /// it, another mark is set.
+    #[test]
+    fn no_mark_is_lost() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let news = Arc::new(AtomicU32::new(0));
+            let peer = {
+                let (inbox, news) = (inbox.clone(), news.clone());
+                loom::thread::spawn(move || {
+                    for count in 1..=2 {
+                        news.store(count, Ordering::Release);
+                        inbox.mark(3);
+                    }
+                })
+            };
+            let mut seen = 0;
+            inbox.take(|bit| {
+                assert_eq!(bit, 3);
+                seen = news.load(Ordering::Acquire);
+            });
+            peer.join().unwrap();
+            inbox.take(|_| seen = news.load(Ordering::Acquire));
+            assert_eq!(seen, 2);
+        });
+    }
 
     /// A sleeper never misses news: if it did, its wait loop would not end, and loom
     /// would report the run as one that cannot progress.

@@ -160,19 +160,10 @@ fn absent(spec: &GroupSpec, store: &dyn Store, keys: &[String], error: Error) ->
     if missing.is_empty() {
         return error;
     }
-    let list: Vec<String> = missing.iter().map(u32::to_string).collect();
     Error::Timeout {
         context: format!("creating group '{}' of {} ranks", spec.name, spec.size),
         timeout: spec.timeout,
-        detail: format!(
-            "{} did not join: rank {}",
-            if missing.len() == 1 {
-                "one rank"
-            } else {
-                "some ranks"
-            },
-            list.join(", ")
-        ),
+        detail: format!("missing ranks {missing:?}: they did not join"),
         missing,
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
 use tpu_dist_runtime::{
-    Call, Communicator, DirectoryStore, Error, GroupSpec, Operation, Pieces, Segment,
+    Call, Communicator, DirectoryStore, Error, GroupSpec, Operation, Pieces, Segment, Shape,
 };
 
 struct Ranks {
@@ -129,6 +129,7 @@ fn call(kind: Kind, op: Option<ReduceOp>, input: Pieces, output: Pieces) -> Call
         dtype: DType::F32,
         root: 0,
         tensors: 1,
+        shape: Shape::default(),
         input,
         output,
         timeout: None,
@@ -411,11 +412,11 @@ fn messages(group: &Communicator) {
                 let to = segment(&buffers[rank as usize]);
                 operations.push(
                     group
-                        .recv(Some(rank), 7, to, DType::F32, None, None)
+                        .recv(Some(rank), 7, to, DType::F32, Shape::default(), None, None)
                         .unwrap(),
                 );
                 let from = segment(&data);
-                operations.push(group.send(rank, 7, from, DType::F32, None, None).unwrap());
+                operations.push(group.send(rank, 7, from, DType::F32, Shape::default(), None, None).unwrap());
             }
         }
         for operation in &operations {
@@ -438,7 +439,7 @@ fn messages(group: &Communicator) {
                 bytes: 4,
             };
             // SAFETY: waited for at once.
-            let operation = unsafe { group.recv(None, 3, to, DType::F32, None, None) }.unwrap();
+            let operation = unsafe { group.recv(None, 3, to, DType::F32, Shape::default(), None, None) }.unwrap();
             operation.wait(None).unwrap();
             let source = operation.source_rank().unwrap() as usize;
             assert_eq!(value[0], next[source]);
@@ -450,7 +451,7 @@ fn messages(group: &Communicator) {
             let (ptr, bytes) = bytes(&value);
             // SAFETY: waited for at once.
             let operation =
-                unsafe { group.send(0, 3, Segment { ptr, bytes }, DType::F32, None, None) }
+                unsafe { group.send(0, 3, Segment { ptr, bytes }, DType::F32, Shape::default(), None, None) }
                     .unwrap();
             operation.wait(None).unwrap();
         }
@@ -503,7 +504,7 @@ fn timeout(group: &Communicator) {
     );
     for part in [
         "rank 1 (host",
-        "did not arrive",
+        "missing ranks [1]",
         "all_reduce(SUM, float32, 4 elements",
         "number 2",
     ] {

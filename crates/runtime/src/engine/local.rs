@@ -41,6 +41,8 @@ const ONE_SHOT_REDUCE: usize = 4 << 10;
 /// A rank's shared memory in a group; small buffers and staging buffers follow it.
 #[repr(C, align(128))]
 struct Seat {
+    /// Not 0 once the group has failed on this rank: what stands in its slots is void.
+    failed: AtomicU64,
     /// One bit for each rank: it will not touch this seat any more.
     detached: [AtomicU64; MAX_RANKS / 64],
     progress: Progress,
@@ -88,6 +90,10 @@ impl SeatPtr {
         // SAFETY: only called with offsets of atomic fields of a seat (or of its slots), which
         // are aligned and live as long as the group.
         unsafe { self.0.add(offset).cast().as_ref() }
+    }
+
+    fn failed(&self) -> &AtomicU64 {
+        self.field(offset_of!(Seat, failed))
     }
 
     fn detached(&self) -> &[AtomicU64; MAX_RANKS / 64] {
@@ -405,7 +411,19 @@ impl Local {
         }
     }
 
+    /// Says to the other ranks that this one takes no part any more.
+    pub(crate) fn fail(&self) {
+        if let Some(own) = self.seats[self.me].get() {
+            self.tell(own.failed(), 1);
+        }
+    }
+
     fn compare(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+        for rank in self.others() {
+            if self.seat(rank).failed().load(Ordering::Acquire) != 0 {
+                return Err(Failure::Gone { rank: rank as u32 });
+            }
+        }
         let mine = fingerprint(&job.agreed());
         let differs =
             |rank: &usize| self.seat(*rank).hash(sequence).load(Ordering::Relaxed) != mine;

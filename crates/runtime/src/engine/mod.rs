@@ -60,6 +60,8 @@ pub(crate) enum Failure {
         sent: u64,
         expected: u64,
     },
+    /// The group has failed on a rank, which says why on another way.
+    Gone { rank: u32 },
     /// No algorithm does it.
     Plan(String),
     /// The connection to a rank failed.

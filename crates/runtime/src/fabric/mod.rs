@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::config::{Config, TransportChoice};
 use crate::link::{AnySource, Link};
-use crate::sync::{Doorbell, publish_fence};
-use crate::transport::region::{INBOX_BITS, Mapping, OwnRegion};
+use crate::sync::{Doorbell, Inbox, publish_fence};
+use crate::transport::region::{Mapping, OwnRegion};
 use crate::transport::ring::RING_FOOTPRINT;
 use crate::wire::{Control, ProcessInfo, VERSION};
 pub(crate) use fork::is_forked;
@@ -276,9 +276,10 @@ impl Fabric {
         let mut by_bit = self.by_bit.write().expect("no panic while bits are held");
         let free = by_bit.iter().position(|bit| matches!(bit, Bit::Free));
         let bit = free.unwrap_or(by_bit.len());
-        if bit == INBOX_BITS {
+        if bit == Inbox::BITS {
             return Err(Error::Resource(format!(
-                "more than {INBOX_BITS} processes on one host"
+                "more than {} processes on one host",
+                Inbox::BITS
             )));
         }
         if bit == by_bit.len() {
@@ -438,10 +439,10 @@ impl Fabric {
     /// Moves what can be moved on all links; returns whether anything did.
     pub(crate) fn poll(&self) -> bool {
         let mut moved = false;
-        if self.region.mapping.has_inbox() {
+        if self.region.mapping.inbox().is_marked() {
             let by_bit = self.by_bit.read().expect("no panic while bits are held");
             let mut ready: smallvec::SmallVec<[Arc<Peer>; 8]> = smallvec::SmallVec::new();
-            self.region.mapping.take_inbox(|bit| {
+            self.region.mapping.inbox().take(|bit| {
                 if let Some(Bit::Peer(peer)) = by_bit.get(bit as usize) {
                     ready.push(peer.clone());
                 }
@@ -488,7 +489,7 @@ impl Fabric {
 
     /// Whether [`Fabric::poll`] would find something in shared memory.
     pub(crate) fn has_news(&self) -> bool {
-        self.region.mapping.has_inbox()
+        self.region.mapping.inbox().is_marked()
     }
 
     fn milliseconds(&self) -> u64 {

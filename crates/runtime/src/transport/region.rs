@@ -15,21 +15,19 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::Error;
-use crate::sync::Doorbell;
+use crate::sync::{Doorbell, Inbox};
 
 /// Bytes of address space of a region; memory is taken page by page as it is used.
 pub(crate) const REGION_BYTES: usize = 8 << 30;
 const MAGIC: u64 = 0x7470_755f_6469_7374;
 const PAGE: usize = 4096;
-/// Peers that can have an inbox bit, and so the most processes on one host.
-pub(crate) const INBOX_BITS: usize = 1024;
 const DIRECTORY: usize = 8192;
 
 #[repr(C, align(128))]
 struct Header {
     magic: AtomicU64,
     doorbell: Doorbell,
-    inbox: [AtomicU64; INBOX_BITS / 64],
+    inbox: Inbox,
     directory: [Entry; DIRECTORY],
 }
 
@@ -97,35 +95,8 @@ impl Mapping {
         &self.header().doorbell
     }
 
-    /// Marks in the owner's inbox that the peer with `bit` has news.
-    pub(crate) fn mark_inbox(&self, bit: u32) {
-        let word = &self.header().inbox[bit as usize / 64];
-        let mask = 1 << (bit % 64);
-        if word.load(Ordering::Relaxed) & mask == 0 {
-            word.fetch_or(mask, Ordering::Release);
-        }
-    }
-
-    /// Takes all inbox marks, calling `visit` with each bit.
-    pub(crate) fn take_inbox(&self, mut visit: impl FnMut(u32)) {
-        for (index, word) in self.header().inbox.iter().enumerate() {
-            if word.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut bits = word.swap(0, Ordering::Acquire);
-            while bits != 0 {
-                visit(index as u32 * 64 + bits.trailing_zeros());
-                bits &= bits - 1;
-            }
-        }
-    }
-
-    /// Whether any inbox mark is set.
-    pub(crate) fn has_inbox(&self) -> bool {
-        self.header()
-            .inbox
-            .iter()
-            .any(|word| word.load(Ordering::Acquire) != 0)
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.header().inbox
     }
 
     /// Where the owner's seat in group `key` lies, once the owner has made it.
@@ -354,9 +325,9 @@ mod tests {
                 .iter()
                 .all(|entry| { entry.key.load(Ordering::Relaxed) == FREE })
         );
-        view.mark_inbox(70);
+        view.inbox().mark(70);
         let mut seen = Vec::new();
-        region.mapping.take_inbox(|bit| seen.push(bit));
+        region.mapping.inbox().take(|bit| seen.push(bit));
         assert_eq!(seen, [70]);
     }
 }

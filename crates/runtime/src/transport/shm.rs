@@ -37,7 +37,7 @@ impl Shm {
     }
 
     fn notify(&self) {
-        self.peer.mark_inbox(self.bit);
+        self.peer.inbox().mark(self.bit);
         publish_fence();
         self.peer.doorbell().ring();
     }
