@@ -1,5 +1,7 @@
+use std::ops::Range;
+
 use super::cost::Formula;
-use super::ring::Lane;
+use super::ring::{Lane, Slots};
 use super::timeline::{Clock, Timeline};
 use super::{Algorithm, CostModel, Transport};
 use crate::Kind;
@@ -13,8 +15,13 @@ use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 /// around, so that 2 D colours load all links of a wrapped torus of equal sides at once.
 /// Results are bit-equal: each element is finished by one rank.
 ///
-/// Alpha terms: 2 sum(s_i - 1) for sides s_i. Elements sent by a rank: 2 count (n - 1) / n,
-/// over each link: that divided by 2 D.
+/// An all-gather goes through the dimensions in their order and a reduce-scatter in the reverse
+/// order, with one colour: the first.
+///
+/// | kind | alpha terms, for sides s_i | elements sent by a rank |
+/// |---|---|---|
+/// | all_reduce | 2 sum(s_i - 1) | 2 count (n - 1) / n; over each link that divided by 2 D |
+/// | all_gather, reduce_scatter | sum(s_i - 1) | all pieces but one |
 ///
 /// Use: large all-reduces on a torus; libtpu's own choice from 4 MiB. Ranks are numbered
 /// with the first dimension fastest. Source: Chan, Heimlich, Purkayastha, van de Geijn,
@@ -110,10 +117,45 @@ impl Algorithm for Bucket {
 
     fn supports(&self, request: &Request) -> bool {
         let ranks: u64 = self.sides.iter().map(|&side| u64::from(side)).product();
-        request.kind == Kind::AllReduce && ranks == u64::from(request.ranks)
+        matches!(
+            request.kind,
+            Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter
+        ) && ranks == u64::from(request.ranks)
     }
 
     fn steps(&self, request: &Request, rank: u32) -> RankPlan {
+        match request.kind {
+            Kind::AllReduce => self.all_reduce(request, rank),
+            Kind::AllGather => self.all_gather(request, rank),
+            _ => self.reduce_scatter(request, rank),
+        }
+    }
+
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+        let formula = Formula::new(request, model, transport);
+        let largest = request.pieces().largest() as f64 * formula.element;
+        let whole = largest * f64::from(request.ranks);
+        let (colours, reduced) = match request.kind {
+            Kind::AllReduce => (self.colours.len() as f64, self.colours.len() as f64),
+            Kind::AllGather => (1.0, 0.0),
+            _ => (1.0, 1.0),
+        };
+        let mut share = whole / colours;
+        let mut seconds = 0.0;
+        for dimension in self.dimensions(self.colours[0]) {
+            let side = f64::from(self.sides[dimension]);
+            share /= side;
+            seconds += formula.rounds(side - 1.0, colours, share, reduced);
+            if request.kind == Kind::AllReduce {
+                seconds += formula.rounds(side - 1.0, colours, share, 0.0);
+            }
+        }
+        seconds
+    }
+}
+
+impl Bucket {
+    fn all_reduce(&self, request: &Request, rank: u32) -> RankPlan {
         let shares = Pieces::split(request.counts[0], self.colours.len() as u32);
         let mut timeline = Timeline::default();
         for (number, &colour) in self.colours.iter().enumerate() {
@@ -153,17 +195,116 @@ impl Algorithm for Bucket {
         timeline.into_plan(0)
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let colours = self.colours.len() as f64;
-        let mut share = request.counts[0] as f64 * formula.element / colours;
-        let mut seconds = 0.0;
-        for dimension in self.dimensions(self.colours[0]) {
-            let side = f64::from(self.sides[dimension]);
-            share /= side;
-            seconds += formula.rounds(side - 1.0, colours, share, colours)
-                + formula.rounds(side - 1.0, colours, share, 0.0);
+    /// The longer dimensions, the slowest last, each with the number of ranks between
+    /// neighbours.
+    fn strides(&self) -> Vec<(usize, u32)> {
+        let mut stride = 1;
+        let mut strides = Vec::with_capacity(self.sides.len());
+        for (dimension, &side) in self.sides.iter().enumerate() {
+            if side > 1 {
+                strides.push((dimension, stride));
+            }
+            stride *= side;
         }
-        seconds
+        strides
+    }
+
+    /// The pieces of the ranks that share all coordinates with `rank` from the dimension of
+    /// this stride on, but stand at a position of that dimension's lane.
+    fn block(
+        &self,
+        pieces: &Pieces,
+        rank: u32,
+        lane: Lane,
+        stride: u32,
+        position: u32,
+    ) -> Range<u64> {
+        let backward = self.colours[0].backward;
+        let at = if backward {
+            lane.ranks - 1 - position
+        } else {
+            position
+        };
+        let first = rank - rank % (stride * lane.ranks) + at * stride;
+        pieces.range(first..first + stride)
+    }
+
+    fn all_gather(&self, request: &Request, rank: u32) -> RankPlan {
+        let pieces = request.pieces();
+        let mut timeline = Timeline::default();
+        let own = Chunk::new(Buffer::Input, 0..pieces.count(rank));
+        for (phase, (dimension, stride)) in self.strides().into_iter().enumerate() {
+            let lane = self.lane(rank, dimension, self.colours[0].backward);
+            let largest = pieces.largest() * u64::from(stride);
+            let clock = Clock::new(phase as u64 * PHASE, largest, request.max_message)
+                .spread(lane.ranks.into(), PHASE);
+            let block = |position| {
+                Chunk::new(
+                    Buffer::Output,
+                    self.block(&pieces, rank, lane, stride, position),
+                )
+            };
+            let source = |position| match phase {
+                0 if position == lane.position => own,
+                _ => block(position),
+            };
+            lane.all_gather(&mut timeline, clock, 0, source, block);
+        }
+        let place = Chunk::new(Buffer::Output, pieces.range(rank..rank + 1));
+        timeline.copy_meanwhile(0, own, place);
+        timeline.into_plan(0)
+    }
+
+    fn reduce_scatter(&self, request: &Request, rank: u32) -> RankPlan {
+        let pieces = request.pieces();
+        let mut timeline = Timeline::default();
+        let own = Chunk::new(Buffer::Output, 0..pieces.count(rank));
+        let mut scratch = 0;
+        // What the first phase leaves, at the start of scratch memory.
+        let mut left = Chunk::new(Buffer::Input, pieces.range(rank..rank + 1));
+        let strides = self.strides();
+        for (phase, &(dimension, stride)) in strides.iter().rev().enumerate() {
+            let lane = self.lane(rank, dimension, self.colours[0].backward);
+            let largest = pieces.largest() * u64::from(stride);
+            let clock = Clock::new(phase as u64 * PHASE, largest, request.max_message)
+                .spread(lane.ranks.into(), PHASE);
+            let block = |position| self.block(&pieces, rank, lane, stride, position);
+            if phase > 0 {
+                let start = left.offset;
+                let held = |position| {
+                    let Range { start: first, end } = block(position);
+                    Chunk::new(Buffer::Scratch, first - start..end - start)
+                };
+                lane.reduce_scatter(&mut timeline, clock, 0, held, false);
+                continue;
+            }
+            let input = |position| Chunk::new(Buffer::Input, block(position));
+            left = input(lane.position);
+            let single = strides.len() == 1;
+            let (own, used) = match single {
+                true => (own, 0),
+                false => (Chunk::new(Buffer::Scratch, 0..left.count), left.count),
+            };
+            let slots = Slots {
+                start: used,
+                count: clock.cuts() + 2,
+                size: largest.min(request.max_message),
+            };
+            scratch = used + slots.count * slots.size;
+            lane.reduce_scatter_from(&mut timeline, clock, input, own, slots, single);
+        }
+        if strides.len() != 1 {
+            let result = pieces.range(rank..rank + 1);
+            let result = match strides.len() {
+                0 => left,
+                _ => {
+                    let start = left.offset;
+                    Chunk::new(Buffer::Scratch, result.start - start..result.end - start)
+                }
+            };
+            timeline.copy(u64::MAX, result, own);
+            timeline.finish(u64::MAX, own);
+        }
+        timeline.into_plan(scratch)
     }
 }

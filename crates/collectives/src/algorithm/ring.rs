@@ -174,6 +174,7 @@ impl Algorithm for Ring {
                         input,
                         share(own, number),
                         slots,
+                        true,
                     );
                 }
             }
@@ -210,10 +211,10 @@ pub(super) struct Lane {
 }
 
 /// Places in scratch memory for messages, used in turn.
-struct Slots {
-    start: u64,
-    count: u64,
-    size: u64,
+pub(super) struct Slots {
+    pub(super) start: u64,
+    pub(super) count: u64,
+    pub(super) size: u64,
 }
 
 impl Slots {
@@ -278,14 +279,15 @@ impl Lane {
         }
     }
 
-    /// Reduces what must not be written to; partial sums live in slots.
-    fn reduce_scatter_from(
+    /// Reduces what must not be written to into `own`; partial sums live in slots.
+    pub(super) fn reduce_scatter_from(
         &self,
         timeline: &mut Timeline,
         clock: Clock,
         input: impl Fn(u32) -> Chunk,
         own: Chunk,
         slots: Slots,
+        finish: bool,
     ) {
         if self.ranks == 1 {
             timeline.copy(0, input(self.position), own);
@@ -313,7 +315,7 @@ impl Lane {
                 };
                 timeline.recv(at, self.previous, into);
                 timeline.reduce(at, into, vec![into, message.part]);
-                if last {
+                if last && finish {
                     timeline.finish(at, into);
                 }
             }
