@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use half::{bf16, f16};
-use tpu_dist_collectives::reduce::{self, Reducer};
+use tpu_dist_collectives::reduce::{self, Isa, Reducer};
 use tpu_dist_collectives::{DType, ReduceKind};
 
 const SOURCES: usize = 3;
@@ -417,23 +417,33 @@ fn every_operator_on_every_type_is_right() {
             } else {
                 &[]
             };
-            let mut output = vec![0; inputs[0].len()];
             let sources: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
-            // SAFETY: all buffers hold `count` elements.
-            unsafe {
-                let output = output.as_mut_ptr();
-                reducer.reduce(&[output], &sources, count, scales, Some(DIVISOR));
-            }
-            for (i, actual) in output.chunks(dtype.size()).enumerate() {
-                let element =
-                    |input: &'_ Vec<u8>| input[i * dtype.size()..][..dtype.size()].to_vec();
-                let operands: Vec<Vec<u8>> = inputs.iter().map(element).collect();
-                let operands: Vec<&[u8]> = operands.iter().map(Vec::as_slice).collect();
-                let expected = codec.expect(kind, &operands);
-                assert!(
-                    codec.is_equal(actual, &expected),
-                    "{kind} of {dtype} at {i}: {operands:02x?} gave {actual:02x?} and not {expected:02x?}"
-                );
+            let operands = |i: usize| -> Vec<&[u8]> {
+                inputs
+                    .iter()
+                    .map(|input| &input[i * dtype.size()..][..dtype.size()])
+                    .collect()
+            };
+            let expected: Vec<Vec<u8>> = (0..count)
+                .map(|i| codec.expect(kind, &operands(i)))
+                .collect();
+            for isa in Isa::available() {
+                let reducer = Reducer::with_isa(kind, dtype, isa).unwrap();
+                let mut output = vec![0; inputs[0].len()];
+                // SAFETY: all buffers hold `count` elements.
+                unsafe {
+                    let output = output.as_mut_ptr();
+                    reducer.reduce(&[output], &sources, count, scales, Some(DIVISOR));
+                }
+                for (i, (actual, expected)) in
+                    output.chunks(dtype.size()).zip(&expected).enumerate()
+                {
+                    assert!(
+                        codec.is_equal(actual, expected),
+                        "{kind} of {dtype} by {isa:?} at {i}: {:02x?} gave {actual:02x?} and not {expected:02x?}",
+                        operands(i),
+                    );
+                }
             }
         }
     }

@@ -13,10 +13,10 @@
 //! - `PREMUL_SUM` casts each factor to the type of the accumulation first, so `int32`
 //!   tensors are multiplied by integers, as in NCCL.
 //!
-//! One generic kernel is compiled once for each instruction set and the best one this CPU
-//! has is chosen when the `Reducer` is made. All of them run the same operations in the same
-//! order, so results are bit-identical on all CPUs but for the payloads of NaNs.
-//! On AArch64, NEON belongs to the baseline, for which the kernel is vectorised anyway.
+//! The best instruction set that this CPU has is chosen when the `Reducer` is made. All of them
+//! run the same operations in the same order, so results are bit-identical on all CPUs but for
+//! the payloads of NaNs. x86-64 has kernels in explicit vectors of AVX2 and AVX-512; the
+//! compiler makes vectors for the less frequent types, and of NEON for AArch64.
 
 mod block;
 mod copy;
@@ -26,6 +26,7 @@ mod kernel;
 mod minifloat;
 mod operator;
 mod table;
+#[cfg(target_arch = "x86_64")]
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -118,13 +119,12 @@ impl Reducer {
     /// for a partial one; the other operators ignore it.
     ///
     /// # Panics
-    /// If `srcs` is empty, or `scales` is neither empty nor as long as `srcs`.
+    /// If `srcs` is empty, `scales` is neither empty nor as long as `srcs`, or `divisor` is 0.
     ///
     /// # Safety
     /// Every pointer is valid for `count` elements, which nobody else writes (or, of a
     /// destination, reads) meanwhile; no alignment is needed. A destination may be the
-    /// same as a source, but no destination may overlap a source or another destination
-    /// in part. `divisor` is not `Some(0)`.
+    /// same as a source, but must not overlap one in part, nor another destination at all.
     #[inline]
     pub unsafe fn reduce(
         &self,
@@ -141,6 +141,7 @@ impl Reducer {
             scales.len(),
             srcs.len()
         );
+        assert!(divisor != Some(0), "an average over 0 ranks");
         let kernel = &self.kernel;
         let operands = Operands {
             dsts,
@@ -162,8 +163,11 @@ impl Reducer {
     /// Divides `data` by the number of ranks in place, which makes the partial result of an
     /// `AVG` final. Nothing for the other operators.
     ///
+    /// # Panics
+    /// If `divisor` is 0.
+    ///
     /// # Safety
-    /// `data` is valid for reads and writes of `count` elements, `divisor` is not 0.
+    /// `data` is valid for reads and writes of `count` elements.
     pub unsafe fn finish(&self, data: *mut u8, count: usize, divisor: u32) {
         if self.kind == ReduceKind::Avg {
             // SAFETY: the caller vouches for `data`, the source and the destination.

@@ -4,7 +4,8 @@ use super::element::{Addition, Multiplication, Order, Weighting};
 use super::kernel::{Operand, Operands};
 use super::operator::Operator;
 
-/// A vector of elements. It belongs to an instruction set, without which no such vector exists.
+/// A vector of elements. It belongs to an instruction set, and so do its accumulators: only
+/// [`Vector::widen`] makes them, so where there are some, the CPU has the instruction set.
 pub(super) trait Vector {
     /// An element as it lies in memory.
     type Element: Copy;
@@ -16,7 +17,11 @@ pub(super) trait Vector {
     const COUNT: usize = size_of::<Self::Raw>() / size_of::<Self::Element>();
 
     /// Converts for accumulation, exactly.
-    fn widen(raw: Self::Raw) -> Self::Acc;
+    ///
+    /// # Safety
+    /// The CPU has the instruction set.
+    unsafe fn widen(raw: Self::Raw) -> Self::Acc;
+
     /// Converts a result back, rounding once.
     fn narrow(acc: Self::Acc) -> Self::Raw;
 }
@@ -64,10 +69,10 @@ impl<A: Order> Order for Pair<A> {
 /// Vectors in flight at once: hides the latency of instructions and of the loop.
 const UNROLL: usize = 4;
 
-/// In registers, a few vectors at a time. There must be at least one.
+/// Reduces in registers, a few vectors at a time.
 ///
-/// No function of the standard library that takes a closure may stand between the kernel and a
-/// vector: it would be compiled without the instruction set.
+/// There are loops here where there could be iterators: whatever stands between the kernel and an
+/// instruction must be inlined, or it is compiled without the instruction set.
 impl<V: Vector> Operand for V {
     type Acc = V::Acc;
     const SHORTEST: usize = V::COUNT;

@@ -1,7 +1,7 @@
 //! Vectors of x86-64, under the same names for each instruction set.
 //!
-//! Each function may only be called where the instruction set is enabled, or it is not
-//! inlined and nothing is gained.
+//! None of these functions enables its instruction set: they are all inlined into kernels that
+//! do.
 
 /// Implements a trait of binary operations.
 macro_rules! operations {
@@ -10,7 +10,7 @@ macro_rules! operations {
             $(
                 #[inline(always)]
                 fn $method(self, other: $vector) -> $vector {
-                    // SAFETY: the CPU has the instruction set, or there would be no vector.
+                    // SAFETY: the CPU has the instruction set, or there would be no accumulators.
                     unsafe { $vector($intrinsic(self.0, other.0)) }
                 }
             )*
@@ -30,7 +30,7 @@ macro_rules! vector {
             type Acc = $vector;
 
             #[inline(always)]
-            fn widen(raw: $vector) -> $vector {
+            unsafe fn widen(raw: $vector) -> $vector {
                 raw
             }
             #[inline(always)]
@@ -69,7 +69,7 @@ macro_rules! floats {
             #[inline(always)]
             fn scale(self, factor: f64) -> $vector {
                 let factor = if factor.is_nan() { $element::NAN } else { factor as $element };
-                // SAFETY: the CPU has the instruction set, or there would be no vector.
+                // SAFETY: the CPU has the instruction set, or there would be no accumulators.
                 unsafe { $vector($multiply(self.0, $splat(factor))) }
             }
 
@@ -95,7 +95,7 @@ macro_rules! functions {
         $(#[$meta])*
         #[inline(always)]
         unsafe fn $name($a: $register, $b: $register) -> $register {
-            // SAFETY: the CPU has the instruction set, or there would be no vector.
+            // SAFETY: the CPU has the instruction set, or there would be no accumulators.
             unsafe { $value }
         }
     )*};

@@ -62,8 +62,8 @@ impl Vector for Bools {
     type Acc = U8;
 
     #[inline(always)]
-    fn widen(raw: U8) -> U8 {
-        // SAFETY: the CPU has the instruction set, or there would be no vector.
+    unsafe fn widen(raw: U8) -> U8 {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe { U8(_mm256_min_epu8(raw.0, _mm256_set1_epi8(1))) }
     }
     #[inline(always)]
@@ -81,13 +81,13 @@ impl Vector for F16 {
     type Acc = F32;
 
     #[inline(always)]
-    fn widen(raw: __m128i) -> F32 {
-        // SAFETY: the CPU has the instruction set, or there would be no vector.
+    unsafe fn widen(raw: __m128i) -> F32 {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe { F32(_mm256_cvtph_ps(raw)) }
     }
     #[inline(always)]
     fn narrow(acc: F32) -> __m128i {
-        // SAFETY: as above.
+        // SAFETY: the CPU has the instruction set, or there would be no accumulators.
         unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(acc.0) }
     }
 }
@@ -102,8 +102,8 @@ impl Vector for BF16 {
     type Acc = Pair<F32>;
 
     #[inline(always)]
-    fn widen(pairs: __m256i) -> Pair<F32> {
-        // SAFETY: the CPU has the instruction set, or there would be no vector.
+    unsafe fn widen(pairs: __m256i) -> Pair<F32> {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe {
             let even = _mm256_slli_epi32::<16>(pairs);
             let odd = _mm256_blend_epi16::<0b1010_1010>(_mm256_setzero_si256(), pairs);
@@ -116,7 +116,7 @@ impl Vector for BF16 {
 
     #[inline(always)]
     fn narrow(Pair(even, odd): Pair<F32>) -> __m256i {
-        // SAFETY: as above.
+        // SAFETY: the CPU has the instruction set, or there would be no accumulators.
         unsafe {
             let even = _mm256_srli_epi32::<16>(round_to_bf16(even.0));
             let odd = round_to_bf16(odd.0);
@@ -128,7 +128,7 @@ impl Vector for BF16 {
 /// As [`super::super::minifloat::encode_bf16`], but into the upper halves.
 #[inline(always)]
 unsafe fn round_to_bf16(values: __m256) -> __m256i {
-    // SAFETY: the CPU has AVX2, or there would be no vector.
+    // SAFETY: the CPU has the instruction set, or there would be no accumulators.
     unsafe {
         let bits = _mm256_castps_si256(values);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));

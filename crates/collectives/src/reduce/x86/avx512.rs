@@ -50,8 +50,8 @@ impl Vector for Bools {
     type Acc = U8;
 
     #[inline(always)]
-    fn widen(raw: U8) -> U8 {
-        // SAFETY: the CPU has the instruction set, or there would be no vector.
+    unsafe fn widen(raw: U8) -> U8 {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe { U8(_mm512_min_epu8(raw.0, _mm512_set1_epi8(1))) }
     }
     #[inline(always)]
@@ -69,13 +69,13 @@ impl Vector for F16 {
     type Acc = F32;
 
     #[inline(always)]
-    fn widen(raw: __m256i) -> F32 {
-        // SAFETY: the CPU has the instruction set, or there would be no vector.
+    unsafe fn widen(raw: __m256i) -> F32 {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe { F32(_mm512_cvtph_ps(raw)) }
     }
     #[inline(always)]
     fn narrow(acc: F32) -> __m256i {
-        // SAFETY: as above.
+        // SAFETY: the CPU has the instruction set, or there would be no accumulators.
         unsafe { _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(acc.0) }
     }
 }
@@ -90,8 +90,8 @@ impl Vector for BF16 {
     type Acc = Pair<F32>;
 
     #[inline(always)]
-    fn widen(pairs: __m512i) -> Pair<F32> {
-        // SAFETY: the CPU has the instruction set, or there would be no vector.
+    unsafe fn widen(pairs: __m512i) -> Pair<F32> {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe {
             let even = _mm512_slli_epi32::<16>(pairs);
             let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff));
@@ -105,7 +105,7 @@ impl Vector for BF16 {
     #[inline(always)]
     fn narrow(Pair(even, odd): Pair<F32>) -> __m512i {
         const DENORMAL: i32 = 0x20;
-        // SAFETY: as above.
+        // SAFETY: the CPU has the instruction set, or there would be no accumulators.
         unsafe {
             let halves = _mm512_cvtne2ps_pbh(odd.0, even.0);
             let halves = std::mem::transmute::<__m512bh, __m512i>(halves);
@@ -142,7 +142,7 @@ const INTERLEAVE: [u16; 32] = {
 /// As [`super::super::minifloat::encode_bf16`], but into the upper halves.
 #[inline(always)]
 unsafe fn round_to_bf16(values: __m512) -> __m512i {
-    // SAFETY: the CPU has AVX-512, or there would be no vector.
+    // SAFETY: the CPU has the instruction set, or there would be no accumulators.
     unsafe {
         let bits = _mm512_castps_si512(values);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
