@@ -8,7 +8,12 @@
 //! Networks", 2015 (bucket); De Sensi et al., "Swing", NSDI 2024; Jeaugey, "PAT", 2025
 //! (arXiv 2506.20252); Cho et al., "BlueConnect", 2019 (hierarchical).
 //!
-//! Bytes are, as in the table of each [`Collective`], per rank and before the operation is
+//! Played on the links of a slice, plans take the predicted time within 2 % where latency or
+//! bytes rule; in between the two overlap and the sum is an upper bound. Halving and doubling and
+//! trees, whose rounds meet on the links of a ring or line, are within 5 % on rings and 20 %
+//! on lines.
+//!
+//! Bytes are, as each [`Collective`] says, per rank and before the operation is
 //! split.
 
 use std::fmt;
