@@ -84,6 +84,7 @@ def family(me, kind):
         children = [dist.new_group([0, 1]) for _ in range(2)]
     for child in children:
         dist.barrier(group=child)
+    me.sync()
     if me.rank != 0:
         me.sync()
         return None
@@ -123,6 +124,8 @@ def only_the_child(me):
     """Aborting a child leaves its parent usable."""
     child = dist.new_group([0, 1])
     dist.barrier(group=child)
+    # Whoever aborts, aborts what the others are still in.
+    me.sync()
     child.abort()
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(1), group=child)
@@ -161,6 +164,7 @@ def test_peers_of_an_aborted_group_do_not_wait_for_the_timeout():
 def unblock_and_begin_anew(me):
     """The process goes on with a new default group."""
     dist.barrier()
+    me.sync()
     dist.distributed_c10d._abort_process_group()
     assert not dist.is_initialized()
     me.sync()

@@ -105,21 +105,27 @@ def test_many_lives_of_the_default_group():
     from harness.worker import init_process_group
 
     with Ranks(3, init=None) as ranks:
-        for number in range(2):
-            init = {
-                "backend": BACKEND,
-                "timeout": 10,
-                "init_method": f"file://{ranks.directory}/store{number}",
-            }
-            for held in ranks.values(one_life, init_process_group, init, 8, deadline=60):
-                assert max(held[2:]) <= held[1], held
+        init = {"backend": BACKEND, "timeout": 10, "init_method": f"file://{ranks.directory}/store"}
+        for held in ranks.values(lives, init_process_group, init, 8, deadline=60):
+            assert max(held[2:]) <= held[1], held
 
 
-def one_life(me, init_process_group, init, number):
-    """Cycles on fresh stores, because a file store cannot be used twice."""
+def test_many_lives_on_one_store():
+    """As under torchrun, whose agent keeps one store for all of them."""
+    from harness.worker import init_process_group
+
+    with Ranks(3, init=None) as ranks:
+        init = {"backend": BACKEND, "timeout": 10, "store": ranks.host_store()}
+        ranks.values(lives, init_process_group, init, 4, deadline=60)
+
+
+def lives(me, init_process_group, init, number):
+    """init, use, destroy, over and over; a file store cannot be used twice."""
     held = []
     for cycle in range(number):
-        fresh = {**init, "init_method": init["init_method"] + f"_{cycle}"}
+        fresh = dict(init)
+        if "init_method" in init:
+            fresh["init_method"] += f"_{cycle}"
         init_process_group(fresh, me.rank, me.world)
         tensor = torch.full((100,), float(cycle))
         dist.all_reduce(tensor)

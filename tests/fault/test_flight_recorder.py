@@ -78,6 +78,7 @@ def wrong(me):
 @pytest.mark.parametrize("fault", [stall, wrong], ids=("skipped", "diverged"))
 def test_the_analyser_reads_the_dumps_of_a_failure(fault, tmp_path):
     """A timeout or a mismatch writes a dump on each rank that sees it; no call is needed."""
+    pytest.importorskip("tabulate", reason="torchfrtrace needs the package tabulate")
     prefix = str(tmp_path / "dump_")
     environment = {"TORCH_FR_DUMP_TEMP_FILE": prefix, "TORCH_FR_BUFFER_SIZE": "200"}
     with Ranks(WORLD, init={"timeout": 2}, env=environment) as ranks:

@@ -16,13 +16,9 @@ WORLD = 4
 
 def late(message):
     """The ranks that a timeout's message says were waited for."""
-    found = re.search(r"timed out after [^:]*: (.*)", message)
-    assert found, f"not a timeout: {message!r}"
-    detail = found.group(1)
-    # "rank 1 (host h, pid 7), rank 3 (host h, pid 9) did not arrive", or a plain list.
-    named = re.findall(r"ranks? (\d+) \(host", detail)
-    plain = re.search(r"ranks? ([\d, ]+)$", detail)
-    return {int(n) for n in named or re.findall(r"\d+", plain.group(1) if plain else "")}
+    found = re.search(r"timed out after [^:]*: missing ranks \[([\d, ]+)\]", message)
+    assert found, f"no missing ranks in {message!r}"
+    return {int(n) for n in found.group(1).split(",")}
 
 
 def skip(me, absent):
