@@ -182,14 +182,14 @@ fn prove_all(sizes: impl Iterator<Item = u32>, choose: fn(u32, usize) -> bool) {
 
 #[test]
 fn all_algorithms_are_right_on_small_groups() {
-    prove_all(1..=17, |_, _| true);
+    prove_all(1..=12, |_, _| true);
 }
 
 #[test]
 fn all_algorithms_are_right_on_large_groups() {
     // Each size has its turn of the requests; the small groups have had all of them.
-    prove_all(18..=64, |ranks, number| {
-        (number + ranks as usize).is_multiple_of(7)
+    prove_all(13..=64, |ranks, number| {
+        (number + ranks as usize).is_multiple_of(11)
     });
 }
 

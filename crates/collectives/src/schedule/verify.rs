@@ -419,6 +419,8 @@ struct Sent {
 
 struct Rank {
     memory: [Memory; 3],
+    /// Elements in each buffer.
+    lengths: [u64; 3],
     next: usize,
     /// How many steps of each rank are known to be done.
     clock: Rc<[u32]>,
@@ -446,8 +448,6 @@ struct Play<'a> {
     messages: u64,
 }
 
-const BUFFERS: [Buffer; 3] = [Buffer::Input, Buffer::Output, Buffer::Scratch];
-
 impl<'a> Play<'a> {
     fn new(request: &'a Request, schedule: &'a Schedule, in_flight: usize) -> Self {
         let pieces = request.pieces();
@@ -471,8 +471,11 @@ impl<'a> Play<'a> {
                     }
                     _ => memory[0] = held(Buffer::Input, 0),
                 }
+                let [input, output] =
+                    [Buffer::Input, Buffer::Output].map(|buffer| request.len(buffer, rank));
                 Rank {
                     memory,
+                    lengths: [input, output, schedule.scratch[rank as usize]],
                     next: 0,
                     clock: vec![0; count].into(),
                     depth: 0,
@@ -547,8 +550,8 @@ impl<'a> Play<'a> {
                 channel.sent += 1;
                 self.messages += 1;
                 let state = &mut self.ranks[rank as usize];
-                let clock = tick(&state.clock, rank, at);
-                state.clock = clock.clone();
+                set(&mut state.clock, rank, at);
+                let clock = state.clock.clone();
                 let message = Message {
                     count: chunk.count,
                     runs,
@@ -584,13 +587,14 @@ impl<'a> Play<'a> {
                     });
                 }
                 let state = &mut self.ranks[rank as usize];
-                let merged: Rc<[u32]> = state
+                let mut clock: Rc<[u32]> = state
                     .clock
                     .iter()
                     .zip(message.clock.iter())
                     .map(|(&mine, &theirs)| mine.max(theirs))
                     .collect();
-                state.clock = tick(&merged, rank, at);
+                set(&mut clock, rank, at);
+                state.clock = clock;
                 state.depth = state.depth.max(message.depth);
                 state.received_elements += chunk.count;
                 let mut runs = place(message.runs, chunk.offset);
@@ -667,10 +671,7 @@ impl<'a> Play<'a> {
     }
 
     fn in_range(&self, rank: u32, chunk: Chunk) -> Result<(), Fault> {
-        let length = match chunk.buffer {
-            Buffer::Scratch => self.schedule.scratch[rank as usize],
-            buffer => self.request.len(buffer, rank),
-        };
+        let length = self.ranks[rank as usize].lengths[index(chunk.buffer)];
         match chunk.offset.checked_add(chunk.count) {
             Some(end) if end <= length => Ok(()),
             _ => Err(Fault::OutOfRange { chunk, length }),
@@ -871,16 +872,16 @@ enum Progress {
 }
 
 fn index(buffer: Buffer) -> usize {
-    BUFFERS
-        .iter()
-        .position(|&each| each == buffer)
-        .expect("all buffers are listed")
+    match buffer {
+        Buffer::Input => 0,
+        Buffer::Output => 1,
+        Buffer::Scratch => 2,
+    }
 }
 
-fn tick(clock: &[u32], rank: u32, step: usize) -> Rc<[u32]> {
-    let mut clock: Rc<[u32]> = clock.into();
-    Rc::get_mut(&mut clock).expect("just made")[rank as usize] = step as u32 + 1;
-    clock
+/// Notes in a clock that `rank` has done `step`.
+fn set(clock: &mut Rc<[u32]>, rank: u32, step: usize) {
+    Rc::make_mut(clock)[rank as usize] = step as u32 + 1;
 }
 
 /// Runs relative to zero, moved to start at `offset`.
