@@ -116,7 +116,9 @@ def test_a_small_dev_shm_is_enough(host):
     with start(host) as ranks:
         ranks.values(large, deadline=60)
         assert not Census.of(host).shm - before.shm
-        assert [ranks.log(rank) for rank in range(WORLD)] == [""] * WORLD
+        # Torch's store complains that the namespace has no name service; we say nothing.
+        logs = "".join(ranks.log(rank) for rank in range(WORLD)).splitlines()
+        assert [line for line in logs if "socket.cpp" not in line] == []
 
 
 def test_containers_that_share_only_a_network():
