@@ -11,15 +11,6 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from tpu_dist import rendezvous
 
-AGENT = """
-import sys
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-from torch.distributed.run import main
-from tpu_dist.rendezvous import get_handler
-rendezvous_handler_registry.register("tpu_dist", get_handler())
-main(sys.argv[1:])
-"""
-
 
 class Agents:
     """Handlers of several hosts in threads of this process, joined over a file store."""
@@ -141,7 +132,7 @@ def test_torchrun(tmp_path, failures):
     agents = []
     for name, place in (("127.0.0.2", "1"), ("127.0.0.3", "0")):
         command = [
-            *(sys.executable, "-c", AGENT, "--rdzv-backend", "tpu_dist"),
+            *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "tpu_dist"),
             *("--rdzv-endpoint", str(tmp_path / "store"), "--rdzv-conf", "store_type=file"),
             *("--rdzv-id", "job", "--nnodes", "2", "--nproc-per-node", "2"),
             *("--max-restarts", "2", "--local-addr", name, str(worker)),
