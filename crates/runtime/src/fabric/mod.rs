@@ -449,7 +449,13 @@ impl Fabric {
             });
             drop(by_bit);
             for peer in ready {
-                moved |= peer.link.progress();
+                if peer.link.progress() {
+                    moved = true;
+                    // A turn reads a bounded amount: there may be more.
+                    if let Some((bit, _)) = peer.seat {
+                        self.region.mapping.inbox().mark(bit);
+                    }
+                }
             }
         }
         if self.has_remote.load(Ordering::Acquire) {
