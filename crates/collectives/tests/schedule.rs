@@ -112,8 +112,9 @@ fn algorithms(ranks: u32) -> Vec<(Box<dyn Algorithm>, &'static [Kind])> {
         if sides.iter().all(|side| side.is_power_of_two()) {
             all.push((Box::new(Swing::torus(sides.clone())), &[]));
         }
-        let bucket = Bucket::new(sides);
-        let backward = bucket.only(bucket.colours() - 1);
+        let bucket = Bucket::new(sides.clone());
+        let last = bucket.colours()[bucket.colours().len() - 1];
+        let backward = Bucket::with_colours(sides, [last]);
         all.push((Box::new(bucket), &[Kind::ReduceScatter]));
         all.push((Box::new(backward), &[Kind::ReduceScatter]));
     }

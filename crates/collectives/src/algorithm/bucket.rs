@@ -33,10 +33,13 @@ pub struct Bucket {
     colours: Vec<Colour>,
 }
 
+/// One of the ways in which a [`Bucket`] goes through a torus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Colour {
-    first: usize,
-    backward: bool,
+pub struct Colour {
+    /// The dimension that it begins with.
+    pub first: usize,
+    /// Whether it goes around each dimension towards lower coordinates.
+    pub backward: bool,
 }
 
 /// Ticks for all rounds along one dimension, so that colours change dimension together.
@@ -52,27 +55,30 @@ impl Bucket {
             .flat_map(|backward| (0..sides.len()).map(move |first| Colour { first, backward }))
             .filter(|colour| sides[colour.first] > if colour.backward { 2 } else { 1 })
             .collect();
-        let mut bucket = Bucket { sides, colours };
-        if bucket.colours.is_empty() {
-            bucket.colours.push(Colour {
+        Bucket { sides, colours }.checked()
+    }
+
+    /// On a torus with these sides, with these colours. Those that begin with a dimension
+    /// that does not exist are left out.
+    pub fn with_colours(sides: impl Into<Vec<u32>>, colours: impl Into<Vec<Colour>>) -> Bucket {
+        let (sides, mut colours) = (sides.into(), colours.into());
+        colours.retain(|colour| colour.first < sides.len());
+        Bucket { sides, colours }.checked()
+    }
+
+    fn checked(mut self) -> Bucket {
+        if self.colours.is_empty() {
+            self.colours.push(Colour {
                 first: 0,
                 backward: false,
             });
         }
-        bucket
+        self
     }
 
-    /// The same algorithm with one colour only: colour `index` of [`Bucket::colours`].
-    pub fn only(&self, index: usize) -> Bucket {
-        Bucket {
-            sides: self.sides.clone(),
-            colours: vec![self.colours[index]],
-        }
-    }
-
-    /// Number of colours.
-    pub fn colours(&self) -> usize {
-        self.colours.len()
+    /// Its colours, one at least.
+    pub fn colours(&self) -> &[Colour] {
+        &self.colours
     }
 
     /// The dimensions longer than one in the order of a colour.

@@ -20,7 +20,7 @@ mod swing;
 mod timeline;
 mod tree;
 
-pub use bucket::Bucket;
+pub use bucket::{Bucket, Colour};
 pub use cost::{Constants, CostModel, Figures, Transport};
 pub use direct::Direct;
 pub use dissemination::Dissemination;

@@ -14,7 +14,7 @@ mod network;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub use fabric::FabricNetwork;
-pub use network::{Network, Switch, Unroutable};
+pub use network::{Group, Network, Switch, Unroutable};
 
 use crate::algorithm::{self, Algorithm, PlanError};
 use crate::schedule::{Request, Schedule, Step};

@@ -75,3 +75,47 @@ impl Network for Switch {
         Ok(())
     }
 }
+
+/// Some of the ranks of another network, under numbers of their own.
+pub struct Group<'a> {
+    network: &'a dyn Network,
+    ranks: Vec<u32>,
+}
+
+impl<'a> Group<'a> {
+    /// Rank p of the group is rank `ranks[p]` of `network`.
+    pub fn new(network: &'a dyn Network, ranks: impl Into<Vec<u32>>) -> Group<'a> {
+        Group {
+            network,
+            ranks: ranks.into(),
+        }
+    }
+}
+
+impl Network for Group<'_> {
+    fn ranks(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
+    fn links(&self) -> usize {
+        self.network.links()
+    }
+
+    fn bandwidth(&self, link: usize) -> f64 {
+        self.network.bandwidth(link)
+    }
+
+    fn latency(&self, link: usize) -> f64 {
+        self.network.latency(link)
+    }
+
+    fn startup(&self, from: u32, to: u32) -> f64 {
+        self.network
+            .startup(self.ranks[from as usize], self.ranks[to as usize])
+    }
+
+    fn route(&self, from: u32, to: u32, links: &mut Vec<u32>) -> Result<(), Unroutable> {
+        self.network
+            .route(self.ranks[from as usize], self.ranks[to as usize], links)
+    }
+}
