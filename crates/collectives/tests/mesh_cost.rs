@@ -121,13 +121,14 @@ fn formulas_agree_with_plans_on_links() {
                         // Its colours run at once, each on its share.
                         let bucket = Bucket::new([count as u32]);
                         let colours = bucket.colours();
-                        for colour in 0..colours {
-                            let counts = vec![request.counts[0] / colours as u64];
+                        for &colour in colours {
+                            let counts = vec![request.counts[0] / colours.len() as u64];
                             let part = Request {
                                 counts,
                                 ..request.clone()
                             };
-                            simulation.add(&bucket.only(colour), &part).expect("plans");
+                            let single = Bucket::with_colours([count as u32], [colour]);
+                            simulation.add(&single, &part).expect("plans");
                         }
                     } else {
                         simulation.add(plan, &request).expect("plans");

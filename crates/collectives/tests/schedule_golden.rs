@@ -8,11 +8,14 @@ use tpu_dist_collectives::algorithm::*;
 use tpu_dist_collectives::schedule::verify::verify;
 use tpu_dist_collectives::schedule::{IN_FLIGHT, Request};
 
+/// Name, algorithm, collective, ranks, counts.
+type Case<'a> = (&'a str, &'a dyn Algorithm, Kind, u32, &'a [u64]);
+
 #[test]
 fn plans_are_those_on_record() {
     let groups = vec![vec![0, 1], vec![2, 3]];
     let hierarchical = Hierarchical::new(groups, Arc::new(Direct), Arc::new(Ring::new()));
-    let cases: [(&str, &dyn Algorithm, Kind, u32, &[u64]); 18] = [
+    let cases: [Case; 18] = [
         ("direct_all_reduce_3", &Direct, Kind::AllReduce, 3, &[7]),
         (
             "direct_all_gather_3_uneven",

@@ -285,7 +285,7 @@ impl Bucket {
                 continue;
             }
             let input = |position| Chunk::new(Buffer::Input, block(position));
-            left = input(lane.position);
+            left = Chunk::new(Buffer::Input, block(lane.position));
             let single = strides.len() == 1;
             let (own, used) = match single {
                 true => (own, 0),
