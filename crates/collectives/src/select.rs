@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::algorithm::{
-    self, Algorithm, Binomial, CostModel, Direct, Dissemination, DoubleBinaryTree, HalvingDoubling,
+    Algorithm, Binomial, CostModel, Direct, Dissemination, DoubleBinaryTree, HalvingDoubling,
     OneShot, Pairwise, Pat, RecursiveDoubling, Ring, Swing, Transport,
 };
 use crate::schedule::{Request, RequestError};
@@ -105,16 +105,6 @@ pub enum SelectError {
         /// All names.
         known: String,
     },
-    /// The demanded algorithm cannot do it.
-    #[error("algorithm {name} does not support {kind} of {ranks} ranks with these counts")]
-    Unsupported {
-        /// What was demanded.
-        name: String,
-        /// The collective.
-        kind: Kind,
-        /// Ranks in the group.
-        ranks: u32,
-    },
 }
 
 impl<'a> Selector<'a> {
@@ -134,8 +124,9 @@ impl<'a> Selector<'a> {
         self
     }
 
-    /// Demands the algorithm of this name for all that it supports, whatever its predicted time
-    /// and rounding. `None` demands nothing.
+    /// Demands the algorithm of this name wherever it supports the request, whatever its predicted
+    /// time and rounding; elsewhere the choice is free, since one algorithm serves few collectives.
+    /// `None` demands nothing.
     pub fn force(mut self, name: Option<&str>) -> Selector<'a> {
         self.forced = name.map(str::to_owned);
         self
@@ -147,7 +138,7 @@ impl<'a> Selector<'a> {
     /// once.
     ///
     /// # Errors
-    /// For a bad request, and for a demanded algorithm that does not exist or does not support it.
+    /// For a bad request, and for a demanded algorithm that does not exist.
     pub fn select(
         &self,
         request: &Request,
@@ -199,11 +190,8 @@ impl<'a> Selector<'a> {
         let Some(name) = &self.forced else {
             return Ok(None);
         };
-        let mut named = self
-            .candidates
-            .iter()
-            .filter(|algorithm| algorithm.name() == name);
-        let Some(first) = named.clone().next() else {
+        let named = |algorithm: &&Arc<dyn Algorithm>| algorithm.name() == name;
+        if !self.candidates.iter().any(|algorithm| named(&algorithm)) {
             let known: Vec<_> = self
                 .candidates
                 .iter()
@@ -213,16 +201,12 @@ impl<'a> Selector<'a> {
                 name: name.clone(),
                 known: known.join(", "),
             });
-        };
-        // Of several of one name, the first that fits.
-        match named.find(|algorithm| algorithm::check(&***algorithm, request).is_ok()) {
-            Some(algorithm) => Ok(Some(algorithm)),
-            None => Err(SelectError::Unsupported {
-                name: first.name().to_owned(),
-                kind: request.kind,
-                ranks: request.ranks,
-            }),
         }
+        Ok(self
+            .candidates
+            .iter()
+            .filter(named)
+            .find(|algorithm| algorithm.supports(request)))
     }
 }
 
