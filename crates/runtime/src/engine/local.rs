@@ -70,6 +70,8 @@ struct Slot {
 
 const SMALL_OFFSET: usize = size_of::<Seat>().next_multiple_of(4096);
 const STAGE_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES;
+// A rank stages a round before it has read the round before the last one.
+const _: () = assert!(STAGES >= 3);
 const FOOTPRINT: usize = STAGE_OFFSET + STAGES * STAGE_BYTES;
 
 /// Largest group: the tables of an all-to-all must fit in a small buffer.
