@@ -114,7 +114,10 @@ impl Shape {
 
     /// The first [`Shape::MAX_DIMS`] sizes of a tensor of `dims` dimensions.
     pub fn new(dims: usize, sizes: [i64; Shape::MAX_DIMS]) -> Shape {
-        Shape { dims: dims.min(255) as u8, sizes }
+        Shape {
+            dims: dims.min(255) as u8,
+            sizes,
+        }
     }
 }
 
@@ -123,7 +126,11 @@ impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kept = (self.dims as usize).min(Shape::MAX_DIMS);
         write!(f, "{:?}", &self.sizes[..kept])?;
-        if kept < self.dims as usize { f.write_str(" and more dimensions") } else { Ok(()) }
+        if kept < self.dims as usize {
+            f.write_str(" and more dimensions")
+        } else {
+            Ok(())
+        }
     }
 }
 

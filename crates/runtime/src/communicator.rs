@@ -18,7 +18,7 @@ use crate::engine::{Failure, Job};
 use crate::fabric::{Fabric, Member, Peer, hash, is_forked, words};
 use crate::link::{Key, LinkError, Mode, Transfer};
 use crate::operation::{Completion, Message, Operation};
-use crate::progress::{Background, Interrupted, Work, is_crowded, wait};
+use crate::progress::{Background, Interrupted, Step, Work, is_crowded, wait};
 use crate::stats::{Stat, Stats};
 use crate::transport::region::group_key;
 use crate::wire::{Class, Control};
@@ -294,7 +294,18 @@ impl Communicator {
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
         // SAFETY: passed on.
-        unsafe { self.message(Kind::Send, Some(to), tag, data, dtype, shape, timeout, completion) }
+        unsafe {
+            self.message(
+                Kind::Send,
+                Some(to),
+                tag,
+                data,
+                dtype,
+                shape,
+                timeout,
+                completion,
+            )
+        }
     }
 
     /// Starts to receive a message from rank `from`, or from any.
@@ -315,7 +326,18 @@ impl Communicator {
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
         // SAFETY: passed on.
-        unsafe { self.message(Kind::Recv, from, tag, data, dtype, shape, timeout, completion) }
+        unsafe {
+            self.message(
+                Kind::Recv,
+                from,
+                tag,
+                data,
+                dtype,
+                shape,
+                timeout,
+                completion,
+            )
+        }
     }
 
     #[allow(clippy::too_many_arguments, reason = "one body for both directions")]
@@ -789,10 +811,15 @@ impl Group {
             Some(result) => Ok(Ok(result)),
             None => {
                 let _waiting = Background::get().waiting();
+                let mut stamp = 0;
                 wait(
                     &self.fabric,
                     self.crowded,
-                    || poll().map(Ok),
+                    || match poll() {
+                        Some(result) => Step::Done(Ok(result)),
+                        None if self.has_moved(&mut stamp) => Step::Moved,
+                        None => Step::Idle,
+                    },
                     |now| self.overdue(operation, now).map(Err),
                 )
             }
@@ -809,6 +836,16 @@ impl Group {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the running collective has come further since `stamp` was last set here.
+    pub(crate) fn has_moved(&self, stamp: &mut u64) -> bool {
+        let Engine::Local(local) = &self.engine else {
+            // What moves goes over links, whose progress the waiting thread sees itself.
+            return false;
+        };
+        let now = local.stamp();
+        std::mem::replace(stamp, now) != now
     }
 
     /// Moves the first queued collective; returns whether one ended.
@@ -873,7 +910,11 @@ impl Group {
     pub(crate) fn check_deadlines(self: &Arc<Group>, now: Instant) {
         let first = {
             let lane = self.lane();
-            if lane.running { None } else { lane.first().cloned() }
+            if lane.running {
+                None
+            } else {
+                lane.first().cloned()
+            }
         };
         if let Some(operation) = first {
             // A failure of the group is noticed by whoever polls the lane.
@@ -896,7 +937,10 @@ impl Group {
                     timeout: operation.timeout(),
                     detail: match peer {
                         Some(peer) => {
-                            format!("missing ranks [{peer}]: no matching call of {}", self.name(peer))
+                            format!(
+                                "missing ranks [{peer}]: no matching call of {}",
+                                self.name(peer)
+                            )
                         }
                         None => "no matching send came from any rank".to_owned(),
                     },
@@ -1211,7 +1255,7 @@ impl Group {
             wait(
                 &self.fabric,
                 self.crowded,
-                || ended().then_some(None),
+                || Step::of(ended().then_some(None)),
                 |now| failed().map(Some).or_else(|| (now >= end).then_some(None)),
             )
         };

@@ -32,7 +32,7 @@ pub enum Error {
         dtype: DType,
     },
     /// The operation did not end within its timeout.
-    #[error("{context} timed out after {timeout:?}: {detail}")]
+    #[error("{context}: Timed out after {timeout:?}: {detail}")]
     Timeout {
         /// Group, operation, sequence number, shape, dtype.
         context: String,

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::call::Shape;
 use crate::communicator::Group;
 use crate::link::{Key, Transfer};
-use crate::progress::{Background, Interrupted, wait};
+use crate::progress::{Background, Interrupted, Step, wait};
 
 /// Told when an operation ends: exactly once, on the thread that ended it, before waiters
 /// are released, so that it may copy results to where the caller wants them. It must
@@ -103,6 +103,7 @@ impl Operation {
         }
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let _waiting = Background::get().waiting();
+        let mut stamp = 0;
         let waited = wait(
             self.group.fabric(),
             self.group.is_crowded(),
@@ -110,7 +111,11 @@ impl Operation {
                 if !self.is_completed() {
                     self.group.advance_lane();
                 }
-                self.result()
+                match self.result() {
+                    Some(result) => Step::Done(result),
+                    None if self.group.has_moved(&mut stamp) => Step::Moved,
+                    None => Step::Idle,
+                }
             },
             |now| {
                 self.group.check_deadlines(now);
@@ -179,7 +184,8 @@ impl Operation {
 
     /// Group, operation, sequence number, shape, dtype.
     pub(crate) fn context(&self) -> String {
-        self.group.context(&self.signature, self.shape, self.sequence)
+        self.group
+            .context(&self.signature, self.shape, self.sequence)
     }
 
     /// Says how it will have failed once its transfer is cancelled, which ends it.

@@ -34,73 +34,96 @@ pub(crate) fn is_crowded(ranks_on_host: usize) -> bool {
         > *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Waits until `poll` has a value: first spinning, then yielding, then asleep on the
-/// doorbell. `check` looks at slower conditions (deadlines, failures) and may end the
-/// wait too; it runs whenever the thread has waited for a while.
+/// What a look at an awaited operation showed.
+pub(crate) enum Step<T> {
+    /// It has ended.
+    Done(T),
+    /// It goes on, and has moved since the last look.
+    Moved,
+    /// Nothing has changed.
+    Idle,
+}
+
+impl<T> Step<T> {
+    /// For an operation that cannot tell whether it moves.
+    pub(crate) fn of(value: Option<T>) -> Step<T> {
+        value.map_or(Step::Idle, Step::Done)
+    }
+}
+
+/// Waits until `poll` is done. As long as something moves, the thread stays at it; when
+/// nothing does, it spins, then yields, then sleeps on the doorbell. `check` looks at
+/// slower conditions (deadlines, failures) and may end the wait too; it runs now and
+/// then.
 pub(crate) fn wait<T>(
     fabric: &Fabric,
     crowded: bool,
-    mut poll: impl FnMut() -> Option<T>,
+    mut poll: impl FnMut() -> Step<T>,
     mut check: impl FnMut(Instant) -> Option<T>,
 ) -> Result<T, Interrupted> {
     // A peer on another core answers within microseconds: spin. A peer that shares this core
     // needs it: yield, which costs next to nothing when nobody else wants the core.
-    for _ in 0..if crowded { 20 } else { 500 } {
-        if let Some(value) = poll() {
-            return Ok(value);
-        }
-        fabric.poll();
-        std::hint::spin_loop();
-    }
-    let start = Instant::now();
+    let spins = if crowded { 20 } else { 500 };
     let patience = Config::get().spin;
-    while start.elapsed() < patience {
-        for _ in 0..8 {
-            if let Some(value) = poll() {
-                return Ok(value);
-            }
-            fabric.poll();
-            std::thread::yield_now();
-        }
-    }
-    let mut last_interrupt = start;
-    loop {
-        let mut value = None;
-        fabric.watch_links();
-        fabric.doorbell().sleep_unless(NAP, || {
-            fabric.poll();
-            value = poll();
-            value.is_some() || fabric.has_news()
-        });
-        if let Some(value) = value {
-            return Ok(value);
-        }
-        fabric.poll();
-        if let Some(value) = poll() {
-            return Ok(value);
-        }
-        let now = Instant::now();
-        if let Some(value) = check(now) {
-            return Ok(value);
-        }
-        if now - last_interrupt >= INTERRUPT_EVERY {
-            last_interrupt = now;
-            if INTERRUPT_CHECK
-                .get()
-                .is_some_and(|interrupted| interrupted())
-            {
-                return Err(Interrupted);
-            }
-        }
-        // Woken for something: more may follow at once.
-        for _ in 0..if crowded { 10 } else { 100 } {
-            if let Some(value) = poll() {
-                return Ok(value);
-            }
-            fabric.poll();
+    let mut last_interrupt = None;
+    let mut idle = 0u32;
+    let mut idle_since = None;
+    for round in 1u64.. {
+        let moved = match poll() {
+            Step::Done(value) => return Ok(value),
+            Step::Moved => true,
+            Step::Idle => fabric.poll(),
+        };
+        let mut sleep = false;
+        if moved {
+            idle = 0;
+            idle_since = None;
+        } else if idle < spins {
+            idle += 1;
             std::hint::spin_loop();
+        } else {
+            idle += 1;
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            sleep = idle % 8 == 0 && since.elapsed() >= patience;
+            if !sleep {
+                std::thread::yield_now();
+            }
+        }
+        if sleep {
+            fabric.watch_links();
+            let mut value = None;
+            fabric.doorbell().sleep_unless(NAP, || {
+                let moved = fabric.poll();
+                match poll() {
+                    Step::Done(done) => value = Some(done),
+                    Step::Moved => return true,
+                    Step::Idle => {}
+                }
+                moved || value.is_some() || fabric.has_news()
+            });
+            if let Some(value) = value {
+                return Ok(value);
+            }
+            idle = 0;
+            idle_since = None;
+        }
+        if sleep || round % 4096 == 0 {
+            let now = Instant::now();
+            if let Some(value) = check(now) {
+                return Ok(value);
+            }
+            if now - *last_interrupt.get_or_insert(now) >= INTERRUPT_EVERY {
+                last_interrupt = Some(now);
+                if INTERRUPT_CHECK
+                    .get()
+                    .is_some_and(|interrupted| interrupted())
+                {
+                    return Err(Interrupted);
+                }
+            }
         }
     }
+    unreachable!("the loop has no end")
 }
 
 /// A source of background work: a group.

@@ -416,7 +416,11 @@ fn messages(group: &Communicator) {
                         .unwrap(),
                 );
                 let from = segment(&data);
-                operations.push(group.send(rank, 7, from, DType::F32, Shape::default(), None, None).unwrap());
+                operations.push(
+                    group
+                        .send(rank, 7, from, DType::F32, Shape::default(), None, None)
+                        .unwrap(),
+                );
             }
         }
         for operation in &operations {
@@ -439,7 +443,9 @@ fn messages(group: &Communicator) {
                 bytes: 4,
             };
             // SAFETY: waited for at once.
-            let operation = unsafe { group.recv(None, 3, to, DType::F32, Shape::default(), None, None) }.unwrap();
+            let operation =
+                unsafe { group.recv(None, 3, to, DType::F32, Shape::default(), None, None) }
+                    .unwrap();
             operation.wait(None).unwrap();
             let source = operation.source_rank().unwrap() as usize;
             assert_eq!(value[0], next[source]);
@@ -450,9 +456,18 @@ fn messages(group: &Communicator) {
             let value = [index as f32];
             let (ptr, bytes) = bytes(&value);
             // SAFETY: waited for at once.
-            let operation =
-                unsafe { group.send(0, 3, Segment { ptr, bytes }, DType::F32, Shape::default(), None, None) }
-                    .unwrap();
+            let operation = unsafe {
+                group.send(
+                    0,
+                    3,
+                    Segment { ptr, bytes },
+                    DType::F32,
+                    Shape::default(),
+                    None,
+                    None,
+                )
+            }
+            .unwrap();
             operation.wait(None).unwrap();
         }
     }
@@ -504,7 +519,7 @@ fn timeout(group: &Communicator) {
     );
     for part in [
         "rank 1 (host",
-        "missing ranks [1]",
+        "Timed out", "missing ranks [1]",
         "all_reduce(SUM, float32, 4 elements",
         "number 2",
     ] {

@@ -218,6 +218,12 @@ impl Local {
         self.ranks
     }
 
+    /// Changes whenever the running collective waits for something new.
+    pub(crate) fn stamp(&self) -> u64 {
+        let counter = u64::from(self.waits_for.load(Ordering::Relaxed));
+        self.waits_until.load(Ordering::Relaxed) * Counter::ALL.len() as u64 + counter + 1
+    }
+
     /// Ranks that keep the running collective waiting.
     pub(crate) fn late(&self) -> Vec<u32> {
         let counter = Counter::ALL[self.waits_for.load(Ordering::Relaxed) as usize];
