@@ -112,7 +112,7 @@ def fuzz_stages() -> list[Stage]:
 
 
 def loom_stages() -> list[Stage]:
-    """The model checks of the crates that have some; they are built with `cfg(tpu_dist_loom)`."""
+    """The model checks of the runtime, which is built with `cfg(tpu_dist_loom)` for them."""
     flags = f"{os.environ.get('RUSTFLAGS', '')} --cfg tpu_dist_loom".strip()
     env = {
         "RUSTFLAGS": flags,

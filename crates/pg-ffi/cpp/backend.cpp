@@ -502,6 +502,8 @@ c10::intrusive_ptr<ProcessGroupTpuDist> ProcessGroupTpuDist::create(
       ? parent->group_->split(spec, failure)
       : ffi::create_group(spec, std::make_unique<C10dStore>(store), failure);
   if (group == nullptr) {
+    // Ctrl-C while waiting for the store comes back as a failure of the store.
+    raise_pending_python_error();
     raise(failure);
   }
   return c10::make_intrusive<ProcessGroupTpuDist>(group, rank, size, std::move(options));

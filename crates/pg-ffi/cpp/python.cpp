@@ -102,12 +102,14 @@ c10::intrusive_ptr<ProcessGroupTpuDist> create_backend(
 
 } // namespace
 
-void raise_python_error(const ffi::Failure& failure) {
+void raise_pending_python_error() {
+  if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) {
+    return;
+  }
   const py::gil_scoped_acquire gil;
   if (PyErr_Occurred() != nullptr) {
     throw py::error_already_set();
   }
-  C10_THROW_ERROR(DistBackendError, std::string(failure.message));
 }
 
 bool check_signals() noexcept {

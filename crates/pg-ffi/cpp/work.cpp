@@ -49,7 +49,8 @@ void raise(const ffi::Failure& failure) {
     case ffi::Code::Network:
       C10_THROW_ERROR(DistNetworkError, message);
     case ffi::Code::Interrupted:
-      raise_python_error(failure);
+      raise_pending_python_error();
+      [[fallthrough]];
     default:
       C10_THROW_ERROR(DistBackendError, message);
   }
@@ -543,8 +544,7 @@ bool TaskWork::wait(std::chrono::milliseconds timeout) {
     }
     lock.unlock();
     if (check_signals()) {
-      raise_python_error(
-          {ffi::Code::Interrupted, "interrupted by a signal"});
+      raise({ffi::Code::Interrupted, "interrupted by a signal"});
     }
     if (timeout != kNoTimeout && Clock::now() >= deadline) {
       raise({ffi::Code::Timeout, "Operation timed out!"});

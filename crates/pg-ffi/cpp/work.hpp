@@ -25,8 +25,8 @@ namespace tpu_dist {
 // The same, not thrown.
 std::exception_ptr to_exception(const ffi::Failure& failure);
 
-// Throws the Python error that is set in this thread.
-[[noreturn]] void raise_python_error(const ffi::Failure& failure);
+// Throws the Python error that is set in this thread, if there is one.
+void raise_pending_python_error();
 
 // What the works of a group share with it.
 class GroupState {
