@@ -8,6 +8,7 @@
 
 pub mod algorithm;
 pub mod dtype;
+pub mod lower;
 pub mod op;
 pub mod reduce;
 pub mod schedule;

@@ -1,0 +1,10 @@
+module @all_reduce attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%arg0: tensor<6xbf16>) -> tensor<6xbf16> {
+    %0 = "stablehlo.all_reduce"(%arg0) ({
+    ^bb0(%a: tensor<bf16>, %b: tensor<bf16>):
+      %c = stablehlo.add %a, %b : tensor<bf16>
+      stablehlo.return %c : tensor<bf16>
+    }) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, replica_groups = dense<[[0, 2], [3, 1]]> : tensor<2x2xi64>, use_global_device_ids} : (tensor<6xbf16>) -> tensor<6xbf16>
+    return %0 : tensor<6xbf16>
+  }
+}
