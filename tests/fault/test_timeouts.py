@@ -16,7 +16,7 @@ WORLD = 4
 
 def late(message):
     """The ranks that a timeout's message says were waited for."""
-    found = re.search(r"timed out after [^:]*: missing ranks \[([\d, ]+)\]", message)
+    found = re.search(r"(?i)timed out after [^:]*: missing ranks \[([\d, ]+)\]", message)
     assert found, f"no missing ranks in {message!r}"
     return {int(n) for n in found.group(1).split(",")}
 

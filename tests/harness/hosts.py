@@ -72,7 +72,7 @@ class Host:
                 *network,
                 *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"),
                 *([] if network_of else ["--net"]),
-                *("--kill-child", "--mount-proc", "sh", "-c"),
+                *("--kill-child", "sh", "-c"),
                 f"{setup} && echo ready && exec sleep infinity",
             ],
             stdout=subprocess.PIPE,

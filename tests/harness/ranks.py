@@ -223,6 +223,10 @@ class Ranks:
         path = self.directory / f"rank{rank}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def said(self, rank: int) -> list[str]:
+        """The lines of `log`, without those about torch's own store and its host names."""
+        return [line for line in self.log(rank).splitlines() if "socket.cpp" not in line]
+
     def start(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> None:

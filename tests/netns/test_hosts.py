@@ -45,7 +45,7 @@ def verify(ranks, cases=CASES):
 def silent(ranks):
     """No rank said more than the one warning that a fallback may cost."""
     for rank in range(ranks.world):
-        assert len(ranks.log(rank).splitlines()) <= 1, ranks.log(rank)
+        assert len(ranks.said(rank)) <= 1, ranks.said(rank)
 
 
 @pytest.fixture
