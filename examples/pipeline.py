@@ -19,10 +19,16 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_s
 WIDTH, ROWS = 16, 64
 
 
-def stage_module(index: int) -> nn.Module:
-    """The layers of a stage."""
-    torch.manual_seed(index)
-    return nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
+class Stage(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, width) to the same."""
+        return x + self.layers(x)  # type: ignore[no-any-return]
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -48,7 +54,8 @@ def main() -> None:
         indices, count = [rank, 2 * world - 1 - rank], 2 * world
     else:
         indices, count = [rank, rank + world], 2 * world
-    modules = [stage_module(index) for index in indices]
+    torch.manual_seed(rank)
+    modules = [Stage() for _ in indices]
     stages = [
         PipelineStage(module, index, count, torch.device("cpu"))
         for module, index in zip(modules, indices, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,12 @@ import pytest
 from harness import Ranks, preload
 
 preload("framework_modules", Path(__file__).parent)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets ranks start with TorchTitan imported, where a test may need it."""
+    if "not slow" not in config.option.markexpr and importlib.util.find_spec("torchtitan"):
+        preload("titan_configs", Path(__file__).parent)
 
 
 class Worlds:

@@ -13,10 +13,12 @@ rank, world = dist.get_rank(), dist.get_world_size()
 total = torch.tensor([rank + 1.0])
 dist.all_reduce(total, op=dist.ReduceOp.SUM)
 assert total.item() == world * (world + 1) / 2
+backend = dist.group.WORLD._get_backend(torch.device("cpu")).name()
+node = os.environ["GROUP_RANK"]
 # One write a rank: the outputs of ranks share a pipe.
 sys.stdout.write(
-    f"rank {rank} of {world} by {dist.get_backend()} on {topology and topology.name} "
-    f"node {os.environ['GROUP_RANK']} main {__name__} arguments {sys.argv[1:]}\n"
+    f"rank {rank} of {world} by {backend} on {topology and topology.name} node {node} "
+    f"main {__name__} arguments {sys.argv[1:]}\n"
 )
 sys.stdout.flush()
 dist.destroy_process_group()

@@ -71,15 +71,16 @@ def test_run_sets_backend_and_topology():
     code, output = finish(
         start(
             *("tpu_dist.run", "--standalone", "--nproc-per-node=2"),
-            *("--backend", BACKEND, "--topology", "v5e:1x2", LAUNCHED, "--flag", "a b"),
+            *("--backend", BACKEND, "--topology", "v5p:1x2x1", LAUNCHED, "--flag", "a b"),
         )
     )
     assert code == 0, output
     for rank in range(2):
-        assert f"rank {rank} of 2 by {BACKEND} on v5e:1x2" in output, output
+        assert f"rank {rank} of 2 by {BACKEND} on v5p:1x2x1" in output, output
     assert output.count("main __main__ arguments ['--flag', 'a b']") == 2, output
 
 
+@pytest.mark.slow
 def test_run_on_two_nodes():
     """Two agents meet at the package's rendezvous; torchrun's options are taken."""
     port = free_port()
