@@ -1321,7 +1321,7 @@ impl Group {
             let places: Vec<String> = named.iter().map(|&rank| self.name(rank)).collect();
             let message = format!(
                 "[Rank 0]: Rank{} {} failed to pass monitoredBarrier in {milliseconds} ms: {}",
-                if list.len() > 1 { "s" } else { "" },
+                if wait_all_ranks { "s" } else { "" },
                 list.join(", "),
                 places.join(", ")
             );

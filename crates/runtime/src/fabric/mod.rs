@@ -573,7 +573,31 @@ fn machine() -> u64 {
     hash(words(name.trim()))
 }
 
+/// The same number for processes of one network namespace, and for no others.
 fn network_namespace() -> u64 {
-    let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    hash(words(&link.to_string_lossy()))
+    namespace_cookie().unwrap_or_else(|| {
+        let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        hash(words(&link.to_string_lossy()))
+    })
 }
+
+/// The kernel's own number for the namespace (Linux 5.14): it needs no `/proc`.
+fn namespace_cookie() -> Option<u64> {
+    let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).ok()?;
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the option stores a u64 at the address, whose length is given.
+    let status = unsafe {
+        libc::getsockopt(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut length,
+        )
+    };
+    (status == 0).then_some(cookie)
+}
+
+/// From the kernel's `asm-generic/socket.h`; libc lacks it.
+const SO_NETNS_COOKIE: libc::c_int = 71;
