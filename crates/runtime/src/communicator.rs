@@ -283,6 +283,7 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::collective`], for `data`.
+    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
     pub unsafe fn send(
         &self,
         to: u32,
@@ -315,6 +316,7 @@ impl Communicator {
     ///
     /// # Safety
     /// As [`Communicator::collective`], for `data`.
+    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
     pub unsafe fn recv(
         &self,
         from: Option<u32>,

@@ -84,7 +84,7 @@ pub(crate) fn wait<T>(
         } else {
             idle += 1;
             let since = *idle_since.get_or_insert_with(Instant::now);
-            sleep = idle % 8 == 0 && since.elapsed() >= patience;
+            sleep = idle.is_multiple_of(8) && since.elapsed() >= patience;
             if !sleep {
                 std::thread::yield_now();
             }
@@ -107,7 +107,7 @@ pub(crate) fn wait<T>(
             idle = 0;
             idle_since = None;
         }
-        if sleep || round % 4096 == 0 {
+        if sleep || round.is_multiple_of(4096) {
             let now = Instant::now();
             if let Some(value) = check(now) {
                 return Ok(value);

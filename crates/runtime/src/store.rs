@@ -42,8 +42,7 @@ impl DirectoryStore {
 impl Store for DirectoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
         let path = self.path(key);
-        let mut partial = path.clone();
-        partial.add_extension("part");
+        let partial = path.with_extension("part");
         // Renaming shows the value whole or not at all.
         std::fs::write(&partial, value)
             .and_then(|()| std::fs::rename(&partial, &path))

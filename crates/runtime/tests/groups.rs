@@ -519,7 +519,8 @@ fn timeout(group: &Communicator) {
     );
     for part in [
         "rank 1 (host",
-        "Timed out", "missing ranks [1]",
+        "Timed out",
+        "missing ranks [1]",
         "all_reduce(SUM, float32, 4 elements",
         "number 2",
     ] {

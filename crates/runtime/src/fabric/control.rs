@@ -434,12 +434,11 @@ async fn receive_with_region(stream: &tokio::net::UnixStream) -> io::Result<(Hel
                 let mut received = None;
                 for control in message.cmsgs()? {
                     if let ControlMessageOwned::ScmRights(fds) = control {
-                        // SAFETY: the kernel made these descriptors for this process, just
-                        // now, and nothing else owns them.
-                        let fds = fds
-                            .into_iter()
-                            .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-                        received = fds.last();
+                        for fd in fds {
+                            // SAFETY: the kernel made this descriptor for this process, just now,
+                            // and nothing else owns it.
+                            received = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+                        }
                     }
                 }
                 let count = message.bytes;

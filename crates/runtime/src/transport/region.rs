@@ -121,7 +121,7 @@ impl Mapping {
     /// When a peer named a range outside the region.
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, Error> {
         match offset.checked_add(bytes) {
-            Some(end) if end <= REGION_BYTES && offset % 128 == 0 => {
+            Some(end) if end <= REGION_BYTES && offset.is_multiple_of(128) => {
                 // SAFETY: the range lies inside the mapping.
                 Ok(unsafe { self.base.add(offset) })
             }
@@ -242,19 +242,18 @@ impl OwnRegion {
             match directory[at].key.load(Ordering::Relaxed) {
                 FREE => return,
                 found if found == key => {
-                    // A tombstone keeps later entries of the chain reachable; at its
-                    // end it is not needed, and neither are those right before it.
-                    let last = directory[(at + 1) % DIRECTORY].key.load(Ordering::Relaxed) == FREE;
-                    directory[at]
-                        .key
-                        .store(if last { FREE } else { TOMBSTONE }, Ordering::Release);
-                    let mut back = at;
-                    while last {
-                        back = (back + DIRECTORY - 1) % DIRECTORY;
-                        if directory[back].key.load(Ordering::Relaxed) != TOMBSTONE {
-                            break;
+                    // A tombstone keeps later entries of the chain reachable; at its end it is not
+                    // needed, and neither are those right before it.
+                    directory[at].key.store(TOMBSTONE, Ordering::Release);
+                    let after = directory[(at + 1) % DIRECTORY].key.load(Ordering::Relaxed);
+                    if after == FREE {
+                        for back in 0..DIRECTORY {
+                            let key = &directory[(at + DIRECTORY - back) % DIRECTORY].key;
+                            if key.load(Ordering::Relaxed) != TOMBSTONE {
+                                break;
+                            }
+                            key.store(FREE, Ordering::Release);
                         }
-                        directory[back].key.store(FREE, Ordering::Release);
                     }
                     return;
                 }

@@ -303,10 +303,9 @@ mod tests {
         let (mut producer, mut consumer) = unsafe { (Producer::new(at), Consumer::new(at)) };
         let data = vec![1u8; RING_BYTES + 5];
         // SAFETY: inside `data`.
-        assert_eq!(
-            unsafe { producer.write(data.as_ptr(), data.len()) },
-            RING_BYTES
-        );
+        let written = unsafe { producer.write(data.as_ptr(), data.len()) };
+        assert_eq!(written, RING_BYTES);
+        // SAFETY: inside `data`.
         assert_eq!(unsafe { producer.write(data.as_ptr(), 1) }, 0);
         assert_eq!(consumer.available(), 0, "not yet shown");
         producer.commit();
@@ -314,6 +313,7 @@ mod tests {
         // SAFETY: inside `out`.
         assert_eq!(unsafe { consumer.read(out.as_mut_ptr(), 3) }, 3);
         assert!(consumer.commit(), "the producer had found it full");
+        // SAFETY: inside `data`.
         assert_eq!(unsafe { producer.write(data.as_ptr(), 9) }, 3);
     }
 }
