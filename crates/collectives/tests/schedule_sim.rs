@@ -1,7 +1,5 @@
 //! The simulator against closed formulas, and at scale.
 
-use std::time::Instant;
-
 use tpu_dist_mesh::cost::{self, Collective, Dimension};
 use tpu_dist_mesh::{Coord, Fabric, MultiSlice};
 
@@ -302,18 +300,33 @@ fn formulas_agree_on_a_ring() {
     }
 }
 
-/// 9216 chips with two devices each; 500 MiB.
+/// Seconds for which this thread has run, others on the machine not counted.
+fn busy() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts it");
+    let nanoseconds = text.split(' ').next().expect("a number");
+    nanoseconds.parse::<f64>().expect("a number") / 1e9
+}
+
+/// 9216 chips with two devices each, in 300 MiB.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes half a minute without optimisation")]
 fn a_pod_is_played_in_seconds() {
     let fabric = fabric("tpu7x:16x24x24");
-    let start = Instant::now();
+    let start = busy();
     let played = play_all_reduce(&fabric, 1 << 26);
-    let elapsed = start.elapsed();
+    let busy = busy() - start;
     assert_eq!(played.messages, 18432 * 6 * (2 * (15 + 23 + 23) + 2));
-    let ratio = played.seconds / formula(&fabric, 1 << 26);
-    assert!((1.0..1.5).contains(&ratio), "{ratio}");
-    assert!(elapsed.as_secs() < 10, "took {elapsed:?}");
+    // Sides that are nearly equal: between what the links can carry at best and the formula,
+    // which takes the colours' slowest dimension for all.
+    let links = 6.0 * fabric.links().bandwidth();
+    let least = 2.0 * 4.0 * f64::from(1 << 26) / links;
+    let formula = formula(&fabric, 1 << 26);
+    assert!(
+        (least..1.02 * formula).contains(&played.seconds),
+        "{}",
+        played.seconds
+    );
+    assert!(busy < 10.0, "took {busy} s");
 }
 
 #[test]

@@ -119,22 +119,35 @@ pub struct Simulation<'a> {
     /// How many actors there are up to the end of each program.
     programs: Vec<u32>,
     channels: Vec<Channel>,
-    routes: Routes,
+    /// Of all channels, those after the first.
+    links: Vec<u32>,
 }
 
-/// What one actor sends to another of its program.
+/// The way from one actor to another of its program.
 #[derive(Clone, Copy)]
 struct Channel {
-    route: u32,
     receiver: u32,
+    /// The first link; the others are in `links` from `others` on.
+    first: u32,
+    others: u32,
+    hops: u32,
+    startup: f64,
 }
 
+/// What an actor does, in eight bytes: what is played lives in memory by the million, and
+/// is waited for. Sizes are rounded to 24 bits.
 #[derive(Clone, Copy)]
-enum Op {
-    Send { channel: u32, bytes: f64 },
-    Recv { channel: u32, reduced: f64 },
-    Work { bytes: f64 },
+struct Op {
+    /// [`SEND`], [`RECEIVE`] or [`WORK`], and the channel.
+    code: u32,
+    /// Sent, or worked on.
+    bytes: f32,
 }
+
+const SEND: u32 = 0;
+const RECEIVE: u32 = 1 << 30;
+const WORK: u32 = 2 << 30;
+const CHANNEL: u32 = (1 << 30) - 1;
 
 impl<'a> Simulation<'a> {
     /// Nothing to play yet.
@@ -146,7 +159,7 @@ impl<'a> Simulation<'a> {
             starts: vec![0],
             programs: Vec::new(),
             channels: Vec::new(),
-            routes: Routes::default(),
+            links: Vec::new(),
         }
     }
 
@@ -190,49 +203,55 @@ impl<'a> Simulation<'a> {
         }
         let element = f64::from(request.element_size);
         let size = |count: u64| count as f64 * element;
-        let first = self.programs.last().copied().unwrap_or(0);
+        let receivers = self.programs.last().copied().unwrap_or(0);
         let mut pairs = Pairs::default();
         for rank in 0..program {
             for step in steps(rank) {
                 let mut channel = |from, to| {
                     pairs.find(from, to, || {
-                        let route = self.routes.find(from, to, self.network)?;
+                        let start = self.links.len();
+                        self.network.route(from, to, &mut self.links)?;
+                        let hops = (self.links.len() - start) as u32;
+                        // Most routes have one link, which is then at hand.
+                        let first = if hops > 0 {
+                            self.links.remove(start)
+                        } else {
+                            0
+                        };
+                        let startup = self.network.startup(from, to);
+                        let (receiver, others) = (receivers + to, start as u32);
                         self.channels.push(Channel {
-                            route,
-                            receiver: first + to,
+                            receiver,
+                            first,
+                            others,
+                            hops,
+                            startup,
                         });
-                        Ok(self.channels.len() as u32 - 1)
+                        let channel = self.channels.len() as u32 - 1;
+                        assert!(channel < CHANNEL, "so many channels fit into no memory");
+                        Ok(channel)
                     })
                 };
-                let op = match step {
-                    Step::Send { to, chunk } => Op::Send {
-                        channel: channel(rank, to)?,
-                        bytes: size(chunk.count),
-                    },
-                    Step::Recv { from, .. } => Op::Recv {
-                        channel: channel(from, rank)?,
-                        reduced: 0.0,
-                    },
-                    Step::RecvReduce { from, chunk } => Op::Recv {
-                        channel: channel(from, rank)?,
-                        reduced: size(chunk.count),
-                    },
+                let (code, bytes) = match step {
+                    Step::Send { to, chunk } => (SEND | channel(rank, to)?, size(chunk.count)),
+                    Step::Recv { from, .. } => (RECEIVE | channel(from, rank)?, 0.0),
+                    Step::RecvReduce { from, chunk } => {
+                        (RECEIVE | channel(from, rank)?, size(chunk.count))
+                    }
                     Step::Reduce { dst, sources } => {
                         let operands = sources.len().saturating_sub(1).max(1) as f64;
-                        Op::Work {
-                            bytes: size(dst.count) * operands,
-                        }
+                        (WORK, size(dst.count) * operands)
                     }
-                    Step::Copy { dst, .. } => Op::Work {
-                        bytes: size(dst.count),
-                    },
+                    Step::Copy { dst, .. } => (WORK, size(dst.count)),
                     Step::Finish { .. } => continue,
                 };
+                let bytes = bytes as f32;
+                let op = Op { code, bytes };
                 self.ops.push(op);
             }
             self.starts.push(self.ops.len());
         }
-        self.programs.push(first + program);
+        self.programs.push(receivers + program);
         Ok(())
     }
 
@@ -283,40 +302,6 @@ impl Pairs {
     }
 }
 
-/// The routes of all pairs that meet, one after the other.
-#[derive(Default)]
-struct Routes {
-    links: Vec<u32>,
-    routes: Vec<Route>,
-    by_pair: HashMap<(u32, u32), u32>,
-}
-
-#[derive(Clone, Copy)]
-struct Route {
-    start: u32,
-    end: u32,
-    startup: f64,
-}
-
-impl Routes {
-    fn find(&mut self, from: u32, to: u32, network: &dyn Network) -> Result<u32, Unroutable> {
-        if let Some(&route) = self.by_pair.get(&(from, to)) {
-            return Ok(route);
-        }
-        let start = self.links.len() as u32;
-        network.route(from, to, &mut self.links)?;
-        let end = self.links.len() as u32;
-        let number = self.routes.len() as u32;
-        self.routes.push(Route {
-            start,
-            end,
-            startup: network.startup(from, to),
-        });
-        self.by_pair.insert((from, to), number);
-        Ok(number)
-    }
-}
-
 /// A message on the way, at the link with this index of its route.
 #[derive(Clone, Copy)]
 struct Flight {
@@ -335,33 +320,43 @@ enum Event {
     Hop(u32),
 }
 
-/// Messages that have come and were not received, the first of them at hand.
-#[derive(Clone, Default)]
+/// When the messages came that were not received yet.
+#[derive(Clone)]
 struct Arrivals {
-    first: Option<f64>,
-    others: VecDeque<f64>,
+    /// Of the first of them; later than all times without one.
+    first: f64,
+    others: Option<Box<VecDeque<f64>>>,
     /// Whether the receiver waits.
     awaited: bool,
 }
 
 impl Arrivals {
+    const NONE: Arrivals = Arrivals {
+        first: f64::INFINITY,
+        others: None,
+        awaited: false,
+    };
+
     fn push(&mut self, time: f64) {
-        match self.first {
-            None => self.first = Some(time),
-            // Messages of a pair are received in the order in which they were sent.
-            Some(first) => {
-                let last = self.others.back().copied().unwrap_or(first);
-                self.others.push_back(time.max(last));
-            }
+        if self.first == f64::INFINITY {
+            self.first = time;
+            return;
         }
+        // Messages of a pair are received in the order in which they were sent.
+        let others = self.others.get_or_insert_default();
+        let last = others.back().copied().unwrap_or(self.first);
+        others.push_back(time.max(last));
     }
 
     fn pop(&mut self) -> Option<f64> {
-        let first = self.first.take();
-        if first.is_some() {
-            self.first = self.others.pop_front();
+        if self.first == f64::INFINITY {
+            return None;
         }
-        first
+        let next = self.others.as_mut().and_then(|others| others.pop_front());
+        Some(std::mem::replace(
+            &mut self.first,
+            next.unwrap_or(f64::INFINITY),
+        ))
     }
 }
 
@@ -420,7 +415,7 @@ impl<'a> Player<'a> {
                 .iter()
                 .map(|&next| Actor { next, now: 0.0 })
                 .collect(),
-            arrivals: vec![Arrivals::default(); channels.len()],
+            arrivals: vec![Arrivals::NONE; channels.len()],
             flights: Vec::new(),
             free_flights: Vec::new(),
             links: (0..network.links()).map(link).collect(),
@@ -494,8 +489,10 @@ impl<'a> Player<'a> {
         let end = starts[number as usize + 1];
         let mut next = self.actors[number as usize].next;
         while next < end {
-            let done = match ops[next] {
-                Op::Send { channel, bytes } => {
+            let Op { code, bytes } = ops[next];
+            let (channel, bytes) = (code & CHANNEL, f64::from(bytes));
+            let done = match code & !CHANNEL {
+                SEND => {
                     let leaves = time + compute.overhead;
                     self.messages += 1;
                     self.bytes += bytes;
@@ -510,15 +507,15 @@ impl<'a> Player<'a> {
                     );
                     leaves
                 }
-                Op::Recv { channel, reduced } => {
+                RECEIVE => {
                     let arrivals = &mut self.arrivals[channel as usize];
                     let Some(arrival) = arrivals.pop() else {
                         arrivals.awaited = true;
                         break;
                     };
-                    time.max(arrival) + reduced * compute.seconds_per_byte
+                    time.max(arrival) + bytes * compute.seconds_per_byte
                 }
-                Op::Work { bytes } => time + bytes * compute.seconds_per_byte,
+                _ => time + bytes * compute.seconds_per_byte,
             };
             next += 1;
             let later = done > time;
@@ -535,14 +532,15 @@ impl<'a> Player<'a> {
     /// Puts a message on the next link of its route.
     fn hop(&mut self, time: f64, mut flight: Flight) {
         let Simulation {
-            channels, routes, ..
+            channels, links, ..
         } = self.simulation;
-        let route = routes.routes[channels[flight.channel as usize].route as usize];
-        let Some(&link) =
-            routes.links[route.start as usize..route.end as usize].get(flight.hop as usize)
-        else {
-            // A route without links.
-            return self.arrive(time + route.startup, flight.channel);
+        let channel = channels[flight.channel as usize];
+        if channel.hops == 0 {
+            return self.arrive(time + channel.startup, flight.channel);
+        }
+        let link = match flight.hop {
+            0 => channel.first,
+            hop => links[(channel.others + hop - 1) as usize],
         };
         let link = &mut self.links[link as usize];
         let start = time.max(link.free);
@@ -550,10 +548,15 @@ impl<'a> Player<'a> {
         link.free = start + seconds;
         link.busy += seconds;
         // The start-up is between the first link and what follows.
-        let latency = link.latency + if flight.hop == 0 { route.startup } else { 0.0 };
+        let latency = link.latency
+            + if flight.hop == 0 {
+                channel.startup
+            } else {
+                0.0
+            };
         flight.tail = link.free.max(flight.tail) + latency;
         flight.hop += 1;
-        if flight.hop == route.end - route.start {
+        if flight.hop == channel.hops {
             return self.arrive(flight.tail, flight.channel);
         }
         let number = match self.free_flights.pop() {
