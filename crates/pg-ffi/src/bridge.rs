@@ -454,10 +454,6 @@ impl Group {
     /// # Safety
     /// The segments are memory of tensors that `work` (or, when it is null, the caller
     /// until the return) keeps alive. `work` is null or a reference to be given up.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "slices cannot be in shared structures"
-    )]
     unsafe fn collective(
         &self,
         call: &ffi::Call,
