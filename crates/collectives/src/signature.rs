@@ -124,7 +124,11 @@ mod tests {
             layout: Signature::layout_of([7]),
         };
         assert_eq!(Signature::decode(&signature.encode()), Some(signature));
-        assert!(signature.to_string().starts_with("all_reduce(SUM, bfloat16, 7 elements"));
+        assert!(
+            signature
+                .to_string()
+                .starts_with("all_reduce(SUM, bfloat16, 7 elements")
+        );
         let mut bytes = signature.encode();
         bytes[0] = 99;
         assert_eq!(Signature::decode(&bytes), None);
