@@ -403,6 +403,8 @@ impl Net {
         let size = job.call.dtype.size();
         let mut posted: SmallVec<[Option<Posted<'_>>; WINDOW]> = SmallVec::new();
         let mut sends: Vec<(Chunk, Flight<'_>)> = Vec::new();
+        // Whether the step before has done what remains to be done for the next `Finish`.
+        let mut finished = false;
         for (index, step) in steps.iter().enumerate() {
             sends.retain(|(_, flight)| flight.transfer.result() != Some(Ok(())));
             self.post_ahead(job, key, &steps[index..], memory, &mut posted, &sends);
@@ -449,7 +451,10 @@ impl Net {
                 }
                 Step::Reduce { dst, sources } => {
                     settle(&mut sends, dst).await?;
-                    self.reduce(job, memory, *dst, sources);
+                    // A result that is finished next is finished here: rounded once.
+                    let last = matches!(steps.get(index + 1), Some(Step::Finish { chunk }) if chunk == dst);
+                    self.reduce(job, memory, *dst, sources, last.then_some(self.ranks));
+                    finished = last;
                 }
                 Step::Copy { src, dst } => {
                     settle(&mut sends, dst).await?;
@@ -470,7 +475,7 @@ impl Net {
                 }
                 Step::Finish { chunk } => {
                     let average = job.call.op.is_some_and(|op| op.kind() == ReduceKind::Avg);
-                    if average {
+                    if average && !std::mem::take(&mut finished) {
                         settle(&mut sends, chunk).await?;
                         memory.each(*chunk, size, |ptr, _, bytes| {
                             let reducer = job.reducer.expect("reductions are given one");
@@ -539,7 +544,14 @@ impl Net {
         }
     }
 
-    fn reduce(&self, job: &Job, memory: &Memory<'_>, dst: Chunk, sources: &[Chunk]) {
+    fn reduce(
+        &self,
+        job: &Job,
+        memory: &Memory<'_>,
+        dst: Chunk,
+        sources: &[Chunk],
+        divisor: Option<u32>,
+    ) {
         let size = job.call.dtype.size();
         let reducer = job.reducer.expect("reductions are given one");
         let mut done = 0;
@@ -560,7 +572,7 @@ impl Net {
             run = run.min(total - done);
             // SAFETY: the chunks lie in this rank's memory; `dst` is one of the sources or apart
             // from all.
-            unsafe { reducer.reduce(&[to], &from, run / size, &[], None) };
+            unsafe { reducer.reduce(&[to], &from, run / size, &[], divisor) };
             done += run;
         }
     }
