@@ -105,7 +105,11 @@ def test_many_lives_of_the_default_group():
     from harness.worker import init_process_group
 
     with Ranks(3, init=None) as ranks:
-        init = {"backend": BACKEND, "timeout": 10, "init_method": f"file://{ranks.directory}/store"}
+        init = {
+            "backend": BACKEND,
+            "timeout": 10,
+            "init_method": f"file://{ranks.directory}/store",
+        }
         for held in ranks.values(lives, init_process_group, init, 8, deadline=60):
             assert max(held[2:]) <= held[1], held
 

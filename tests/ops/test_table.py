@@ -32,8 +32,8 @@ def verify(worlds, world, cases):
     assert not found, f"{len(found)} problems\n" + "\n".join(found[:20])
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", MOVEMENT)
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_dtype_moves(worlds, name, world):
     """Bit patterns arrive unchanged, whatever the dtype, NaN payloads and -0.0 included."""
     verify(
@@ -47,8 +47,8 @@ def test_every_dtype_moves(worlds, name, world):
     )
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_dtype_reduces(worlds, name, world):
     """Sums of 16-bit and 8-bit floats are exact to the bit: float32, rounded once."""
     verify(
@@ -64,8 +64,8 @@ def test_every_dtype_reduces(worlds, name, world):
     )
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_layout(worlds, name, world):
     """Strided, shared, mapped and autograd tensors; memory around them is untouched."""
     verify(
@@ -81,8 +81,8 @@ def test_every_layout(worlds, name, world):
     )
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_size(worlds, name, world):
     """Both sides of every size class."""
     cases = [
