@@ -14,7 +14,7 @@ WHEELS := build/wheels
 
 RUST := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.cpp' -o -name '*.hpp')
 PACKAGE := $(shell find python -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
-BENCHES := $(shell find benches -name 'bench_*.py')
+BENCHES := $(wildcard benches/bench_*.py)
 
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 
