@@ -325,7 +325,10 @@ enum Event {
 struct Arrivals {
     /// Of the first of them; later than all times without one.
     first: f64,
-    #[expect(clippy::box_collection, reason = "there are millions of these, nearly all without")]
+    #[expect(
+        clippy::box_collection,
+        reason = "there are millions of these, nearly all without"
+    )]
     others: Option<Box<VecDeque<f64>>>,
     /// Whether the receiver waits.
     awaited: bool,
