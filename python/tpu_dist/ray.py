@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -116,9 +116,14 @@ def _settle(rank: int, local: int, local_world: int, host: int, env: dict[str, s
     """Gives this worker its rank and environment, before Ray reads them."""
     device_manager.SUPPORTED_ACCELERATOR_TORCH_DEVICE_MANAGER["TPU"] = _HostOfChips
     os.environ.update(env)
-    context = get_train_context().distributed_context
-    context.world_rank, context.local_rank = rank, local
-    context.local_world_size, context.node_rank = local_world, host
+    context = get_train_context()
+    context.distributed_context = replace(
+        context.distributed_context,
+        world_rank=rank,
+        local_rank=local,
+        local_world_size=local_world,
+        node_rank=host,
+    )
 
 
 def _environment(
@@ -194,11 +199,11 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
                     worker_group.execute_single_async(
                         n,
                         _settle,
-                        rank=rank,
-                        local=peers.index(n),
-                        local_world=len(peers),
-                        host=nodes.index(places[n].node),
-                        env=environments[rank],
+                        rank,
+                        peers.index(n),
+                        len(peers),
+                        nodes.index(places[n].node),
+                        environments[rank],
                     )
                 )
             ray.get(settled)

@@ -150,7 +150,8 @@ class CpuAttention(FlexAttention):
 @override(target=FlexAttention.Config, exact=True, description="attention for the CPU")
 def cpu_attention(config: FlexAttention.Config) -> CpuAttention.Config:
     """The override, as ``--override.imports`` takes it."""
-    return derive(config, CpuAttention.Config)
+    # Context parallelism splits masks between blocks; on the CPU nothing else sees their size.
+    return derive(config, CpuAttention.Config, block_size=8)
 
 
 class CpuTrainer(Trainer):
@@ -165,6 +166,9 @@ class CpuTrainer(Trainer):
 
     def __init__(self, config: Config) -> None:
         _use_cpu()
+        if not config.compile.enable:
+            # TorchTitan compiles attention masks all the same, which takes a CPU minutes.
+            torch.compiler.set_stance("force_eager")
         super().__init__(config)
         if config.backend.endswith("gloo"):
             # Gloo has no PREMUL_SUM, which FSDP2 uses otherwise.

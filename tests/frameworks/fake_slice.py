@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import ray
@@ -23,7 +24,7 @@ from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from tpu_dist.ray import TpuDistConfig
 
-POD_TYPE, TOPOLOGY, HOSTS, CHIPS = "v5p-16", "2x2x2", 2, 4
+ACCELERATOR, POD_TYPE, TOPOLOGY, HOSTS, CHIPS = "TPU-V5P", "v5p-16", "2x2x2", 2, 4
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "TPU_WORKER_ID"),
     *("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
@@ -68,6 +69,8 @@ def train(settings):
             start = int((Path(directory) / "step").read_text()) + 1
     for step in range(start, 3):
         if settings["kill"] and start == 0 and step == 1 and rank == world - 1:
+            # Ray looks for checkpoints every second or so.
+            time.sleep(6)
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
         with tempfile.TemporaryDirectory() as directory:
@@ -92,14 +95,17 @@ def main():
                 cluster.add_node(
                     num_cpus=CHIPS,
                     node_ip_address=f"127.0.1.{address}",
-                    resources={"TPU": CHIPS}
-                    | ({f"TPU-{POD_TYPE}-head": 1} if host == 0 else {}),
+                    resources={
+                        "TPU": CHIPS,
+                        f"accelerator_type:{ACCELERATOR}": 1,
+                        **({f"TPU-{POD_TYPE}-head": 1} if host == 0 else {}),
+                    },
                     labels={
                         "ray.io/tpu-slice-name": name,
                         "ray.io/tpu-worker-id": str(host),
                         "ray.io/tpu-topology": TOPOLOGY,
                         "ray.io/tpu-pod-type": POD_TYPE,
-                        "ray.io/accelerator-type": "TPU-V5P",
+                        "ray.io/accelerator-type": ACCELERATOR,
                     },
                     env_vars={"TPU_NAME": name},
                 )
@@ -114,7 +120,7 @@ def main():
                     num_workers=slices * HOSTS * CHIPS // chips_a_worker,
                     use_tpu=True,
                     topology=TOPOLOGY,
-                    accelerator_type="TPU-V5P",
+                    accelerator_type=ACCELERATOR,
                     resources_per_worker={"CPU": 1, "TPU": chips_a_worker},
                 ),
                 run_config=RunConfig(

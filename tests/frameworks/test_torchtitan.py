@@ -54,12 +54,9 @@ def trainer(me, port, home, arguments):
         HF_HOME=home,
         HF_HUB_OFFLINE="1",
     )
-    import torch._dynamo
     from torchtitan import train
     from torchtitan.components.metrics import MetricsProcessor
 
-    # TorchTitan compiles its attention masks, which takes longer than the training here.
-    torch._dynamo.config.disable = True
     seen = {}
 
     def log(self, step, loss, largest, norm, *args, **kwargs):
@@ -150,6 +147,9 @@ def test_losses_are_those_of_gloo(titan, seed, name):
     found = titan(config, *seed(config), parallelism=parallelism)
     assert sorted(found) == list(range(1, STEPS + 1))
     assert found[STEPS][0] < found[1][0]
+    if "expert_parallel_degree" in parallelism:
+        # Gloo has no all-to-all with uneven splits: it has all experts on each rank instead.
+        parallelism = {}
     check(found, titan(config, *seed(config), parallelism=parallelism, backend="gloo"))
 
 
