@@ -23,8 +23,8 @@ pub struct Config {
     /// `MASTER_ADDR`: the host whose route chooses the interface.
     pub master: Option<String>,
     /// `TPU_DIST_TCP_STREAMS`: data connections to each peer on another host, 1 to 16;
-    /// default 1.
-    pub streams: usize,
+    /// `None`: by the speed of the interface.
+    pub streams: Option<u32>,
     /// `TPU_DIST_HEARTBEAT_SECONDS`: silence on a network connection after which a peer
     /// counts as lost; default 15.
     pub heartbeat: Duration,
@@ -73,7 +73,7 @@ impl Config {
                 Ok(number) if (low..=high).contains(&number) => number,
                 _ => {
                     tracing::warn!(
-                        "{name}={text}: expected a whole number from {low} to {high}; using {default}"
+                        "{name}={text}: expected a whole number from {low} to {high}; ignored"
                     );
                     default
                 }
@@ -91,7 +91,10 @@ impl Config {
             },
             interfaces: env("TPU_DIST_SOCKET_IFNAME").or_else(|| env("GLOO_SOCKET_IFNAME")),
             master: env("MASTER_ADDR"),
-            streams: read("TPU_DIST_TCP_STREAMS", 1, 1, 16) as usize,
+            streams: match read("TPU_DIST_TCP_STREAMS", 0, 1, 16) {
+                0 => None,
+                count => Some(count as u32),
+            },
             heartbeat: Duration::from_secs(read("TPU_DIST_HEARTBEAT_SECONDS", 15, 1, 3600)),
             spin: Duration::from_micros(read("TPU_DIST_SPIN_MICROSECONDS", 50, 0, 1_000_000)),
             algorithm: env("TPU_DIST_ALGO"),
@@ -112,7 +115,7 @@ mod tests {
             _ => None,
         });
         assert_eq!(config.transport, TransportChoice::Tcp);
-        assert_eq!(config.streams, 1);
+        assert_eq!(config.streams, None);
         assert_eq!(config.interfaces.as_deref(), Some("eth1"));
     }
 }

@@ -41,12 +41,16 @@ const HOT_MILLISECONDS: u64 = 2;
 pub(super) struct Handle {
     runtime: tokio::runtime::Handle,
     epoll: Arc<Epoll>,
+    /// Data connections that fill the interface through which other hosts are reached.
+    streams: u32,
 }
 
 pub(super) struct Listeners {
     /// `None`: this process cannot share memory.
     pub(super) unix: Option<UnixListener>,
     tcp: TcpListener,
+    /// See [`Handle`].
+    pub(super) streams: u32,
 }
 
 fn unix_name(process: u128) -> io::Result<UnixAddr> {
@@ -76,7 +80,10 @@ pub(super) fn listen(config: &Config, process: u128) -> Result<(Listeners, Vec<S
     let unix = unix
         .map_err(|error| tracing::warn!("no shared memory between processes, using TCP: {error}"))
         .ok();
-    Ok((Listeners { unix, tcp }, addresses))
+    let streams = candidates
+        .first()
+        .map_or(1, |first| interface::streams(&first.interface));
+    Ok((Listeners { unix, tcp, streams }, addresses))
 }
 
 fn listen_tcp() -> io::Result<TcpListener> {
@@ -95,7 +102,7 @@ fn listen_tcp() -> io::Result<TcpListener> {
 }
 
 impl Handle {
-    pub(super) fn new() -> Result<(Handle, tokio::runtime::Runtime), Error> {
+    pub(super) fn new(streams: u32) -> Result<(Handle, tokio::runtime::Runtime), Error> {
         let failed =
             |error: io::Error| Error::Resource(format!("starting the control thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -108,6 +115,7 @@ impl Handle {
             Handle {
                 runtime: runtime.handle().clone(),
                 epoll: Arc::new(epoll),
+                streams,
             },
             runtime,
         ))
@@ -591,7 +599,7 @@ async fn open_all(
     info: &ProcessInfo,
     address: SocketAddr,
 ) -> io::Result<(tokio::net::TcpStream, Vec<tokio::net::TcpStream>)> {
-    let streams = Config::get().streams as u32;
+    let streams = Config::get().streams.unwrap_or(fabric.control.streams);
     let mut opened = Vec::new();
     for number in 0..=streams {
         let mut stream = tokio::net::TcpStream::connect(address).await?;

@@ -141,7 +141,7 @@ impl Fabric {
             },
             addresses,
         };
-        let (control, runtime) = control::Handle::new()?;
+        let (control, runtime) = control::Handle::new(listeners.streams)?;
         let fabric = Arc::new(Fabric {
             info,
             region,
