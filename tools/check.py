@@ -57,14 +57,26 @@ class Stage:
     command: list[str]
     cwd: Path = ROOT
     env: dict[str, str] = field(default_factory=dict)
+    again: list[str] | None = None
+    """Runs once more what failed: tests of time limits miss one when the machine is taken
+    from them for a moment. What fails twice has failed."""
 
     def run(self) -> Result:
         """Runs it with its output shown."""
-        print(f"\n=== {self.name}: {' '.join(self.command)}", flush=True)
+        result = self._run(self.command)
+        if not result.succeeded and self.again is not None:
+            second = self._run(self.again)
+            if second.succeeded:
+                print(f"=== {self.name}: {result.failed} passed at the second attempt only")
+                result = Result(True, result.passed + second.passed)
+        return result
+
+    def _run(self, command: list[str]) -> Result:
+        print(f"\n=== {self.name}: {' '.join(command)}", flush=True)
         start = time.monotonic()
         result = Result()
         with subprocess.Popen(
-            self.command,
+            command,
             cwd=self.cwd,
             env=os.environ | self.env,
             stdout=subprocess.PIPE,
@@ -137,6 +149,9 @@ def stages() -> list[Stage]:
     """Everything, cheapest first."""
     nextest = shutil.which("cargo-nextest") is not None
     rust_test = ["cargo", "nextest", "run"] if nextest else ["cargo", "test", "--tests"]
+    if nextest:
+        rust_test += ["--retries", "1"]
+    pytest = [sys.executable, "-m", "pytest", "-q"]
     sources = ["python", "tests", "examples", "benches", "tools"]
     return [
         Stage("lint", "rustfmt", ["cargo", "fmt", "--all", "--check"]),
@@ -152,7 +167,7 @@ def stages() -> list[Stage]:
         Stage("rust", "rust doc tests", ["cargo", "test", "--workspace", "--doc", "--quiet"]),
         *loom_stages(),
         *fuzz_stages(),
-        Stage("python", "pytest", [sys.executable, "-m", "pytest", "-q"]),
+        Stage("python", "pytest", pytest, again=[*pytest, "--last-failed"]),
     ]
 
 
