@@ -18,6 +18,7 @@ Install it with ``pip install tpu_dist[ray]``.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,10 +135,9 @@ def _environment(
     generation = places[0].pod_type.rpartition("-")[0]
     topology = Topology.from_labels(generation, places[0].topology, len(slices))
     everything = []
-    local = dict.fromkeys(range(len(slices)), 0)
+    local: Counter[str] = Counter()
     for n in order:
         place = places[n]
-        number = slices.index(place.slice)
         env = {
             "TPU_ACCELERATOR_TYPE": topology.accelerator_type,
             "TPU_TOPOLOGY": place.topology,
@@ -147,10 +147,11 @@ def _environment(
             env |= get_tpu_coordinator_env_vars(
                 coordinator_address=f"{coordinator}:{DEFAULT_MEGASCALE_PORT}",
                 num_slices=len(slices),
-                slice_id=number,
-                coordinator_port=str(int(DEFAULT_MEGASCALE_PORT) + local[number]),
+                slice_id=slices.index(place.slice),
+                # One a process of the host.
+                coordinator_port=str(int(DEFAULT_MEGASCALE_PORT) + local[place.node]),
             )
-            local[number] += 1
+            local[place.node] += 1
         everything.append(env)
     return everything
 

@@ -1,10 +1,11 @@
 """A Ray cluster that looks like hosts of TPU slices; prints what its workers saw, as JSON.
 
-Usage: fake_slice.py SLICES CHIPS_A_WORKER [KILL]
+Usage: fake_slice.py SLICES HOSTS CHIPS_A_WORKER [KILL]
 
 The hosts are Ray nodes on this machine, with the resources and labels that Ray gives hosts
-of v5p slices of shape 2x2x2 (two hosts of four chips). They join in an order that is not
-that of the slice. With KILL the last rank dies in the second step of the first attempt.
+of v5p slices: of shape 2x2x1 with one host of four chips, 2x2x2 with two. They join in an
+order that is not that of the slice. With KILL the last rank dies in the second step of the
+first attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from tpu_dist.ray import TpuDistConfig
 
-ACCELERATOR, POD_TYPE, TOPOLOGY, HOSTS, CHIPS = "TPU-V5P", "v5p-16", "2x2x2", 2, 4
+ACCELERATOR, CHIPS = "TPU-V5P", 4
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "TPU_WORKER_ID"),
     *("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
@@ -81,15 +82,15 @@ def train(settings):
 
 def main():
     """Starts the cluster, trains, prints."""
-    slices, chips_a_worker, *kill = sys.argv[1:]
-    slices, chips_a_worker = int(slices), int(chips_a_worker)
+    slices, hosts, chips_a_worker = map(int, sys.argv[1:4])
+    pod_type, topology = f"v5p-{2 * CHIPS * hosts}", f"2x2x{hosts}"
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 2, "include_dashboard": False},
     )
     try:
         address = 2
-        for host in reversed(range(HOSTS)):
+        for host in reversed(range(hosts)):
             for number in range(slices):
                 name = f"slice-{number}"
                 cluster.add_node(
@@ -98,13 +99,13 @@ def main():
                     resources={
                         "TPU": CHIPS,
                         f"accelerator_type:{ACCELERATOR}": 1,
-                        **({f"TPU-{POD_TYPE}-head": 1} if host == 0 else {}),
+                        **({f"TPU-{pod_type}-head": 1} if host == 0 else {}),
                     },
                     labels={
                         "ray.io/tpu-slice-name": name,
                         "ray.io/tpu-worker-id": str(host),
-                        "ray.io/tpu-topology": TOPOLOGY,
-                        "ray.io/tpu-pod-type": POD_TYPE,
+                        "ray.io/tpu-topology": topology,
+                        "ray.io/tpu-pod-type": pod_type,
                         "ray.io/accelerator-type": ACCELERATOR,
                     },
                     env_vars={"TPU_NAME": name},
@@ -114,12 +115,12 @@ def main():
         with tempfile.TemporaryDirectory() as storage:
             result = TorchTrainer(
                 train,
-                train_loop_config={"kill": bool(kill)},
+                train_loop_config={"kill": len(sys.argv) > 4},
                 torch_config=TpuDistConfig(),
                 scaling_config=ScalingConfig(
-                    num_workers=slices * HOSTS * CHIPS // chips_a_worker,
+                    num_workers=slices * hosts * CHIPS // chips_a_worker,
                     use_tpu=True,
-                    topology=TOPOLOGY,
+                    topology=topology,
                     accelerator_type=ACCELERATOR,
                     resources_per_worker={"CPU": 1, "TPU": chips_a_worker},
                 ),

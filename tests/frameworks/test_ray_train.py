@@ -72,7 +72,7 @@ def slice_run(*arguments):
 
 def test_one_process_a_chip_pair_restarts_in_order():
     """Ranks follow host and chips; a killed worker brings the job back from its checkpoint."""
-    everybody, start = slice_run(1, 2, "kill")
+    everybody, start = slice_run(1, 2, 2, "kill")
     assert start in (1, 2)
     places = [(seen["worker"], seen["chips"]) for seen in everybody]
     assert places == sorted(places)
@@ -90,7 +90,7 @@ def test_one_process_a_chip_pair_restarts_in_order():
 
 def test_two_slices():
     """One process a host; slices keep together, and have what libtpu needs to meet."""
-    everybody, _ = slice_run(2, 4)
+    everybody, _ = slice_run(2, 2, 4)
     assert [seen["worker"] for seen in everybody] == [0, 1, 0, 1]
     slices = [seen["slice"] for seen in everybody]
     assert slices[0] == slices[1] != slices[2] == slices[3]
@@ -100,13 +100,14 @@ def test_two_slices():
         assert seen["MEGASCALE_NUM_SLICES"] == "2"
         assert seen["TPU_WORKER_ID"] == str(seen["worker"])
         assert seen["coordinator"]
+        assert seen["MEGASCALE_PORT"] == "8081"
 
 
 def test_a_mesh_on_the_slice():
     """One process a chip: the mesh of the environment's topology has every rank once."""
-    everybody, _ = slice_run(1, 1)
+    everybody, _ = slice_run(1, 1, 1)
     places = [(seen["worker"], seen["chips"]) for seen in everybody]
-    assert places == [(host, [chip]) for host in range(2) for chip in range(4)]
+    assert places == [(0, [chip]) for chip in range(4)]
     meshes = [seen["mesh"] for seen in everybody]
-    assert meshes.count(meshes[0]) == 8
-    assert sorted(rank for row in meshes[0] for rank in row) == list(range(8))
+    assert meshes.count(meshes[0]) == 4
+    assert sorted(rank for row in meshes[0] for rank in row) == list(range(4))
