@@ -25,11 +25,20 @@ def counts(itemsize: int, limit: int) -> list[int]:
 
 def verify(worlds, world, cases):
     """Runs cases on a world; they must all be right, on all ranks."""
+    cases = [case for case in cases if not _is_void(case, world)]
+    if not cases:
+        pytest.skip("no message to oneself")
     outcomes = worlds.run(world, run_table, cases, deadline=120)
     found = problems(cases, outcomes)
     if found:
         worlds.close()
     assert not found, f"{len(found)} problems\n" + "\n".join(found[:20])
+
+
+def _is_void(case, world):
+    """A message to oneself; an expanded input whose pieces ought to differ."""
+    expanded_pieces = case.operation == "reduce_scatter_single" and case.layout == "expanded"
+    return (case.operation == "send_recv" and world == 1) or (expanded_pieces and world > 1)
 
 
 @pytest.mark.parametrize("name", MOVEMENT)
@@ -104,7 +113,8 @@ def test_operators_without_meaning(worlds, name):
         for dtype in DTYPES
         for op in OPS
         if not supported(op, dtype)
-        # torch itself refuses these.
+        # torch itself refuses these: it cannot even copy a tensor of the first.
+        and dtype != "float4_e2m1fn_x2"
         and not (category(dtype) == "complex" and op not in ("SUM", "AVG", "PREMUL_SUM"))
     ]
     assert any(case.dtype in OPAQUE for case in cases)
