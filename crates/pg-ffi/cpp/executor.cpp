@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,6 +21,14 @@ struct Executor::State {
   size_t idle = 0;
   bool closed = false;
 
+  static void run(const Task& task) noexcept {
+    try {
+      task();
+    } catch (...) {
+      // A task reports its own failure; what is left has nowhere to go.
+    }
+  }
+
   static void serve(const std::shared_ptr<State>& state) {
     std::unique_lock<std::mutex> lock(state->mutex);
     for (;;) {
@@ -33,11 +42,7 @@ struct Executor::State {
       Task task = std::move(state->tasks.front());
       state->tasks.pop_front();
       lock.unlock();
-      try {
-        task();
-      } catch (...) {
-        // A task reports its own failure; what is left has nowhere to go.
-      }
+      run(task);
       task = nullptr;
       lock.lock();
     }
@@ -62,19 +67,28 @@ Executor& Executor::get() {
   return *executor;
 }
 
-bool Executor::submit(Task task) {
-  const std::lock_guard<std::mutex> lock(state_->mutex);
-  if (state_->closed) {
-    return false;
+void Executor::submit(Task task) {
+  {
+    const std::lock_guard<std::mutex> lock(state_->mutex);
+    if (state_->closed) {
+      return;
+    }
+    if (state_->tasks.size() >= state_->idle) {
+      try {
+        std::thread(&State::serve, state_).detach();
+        state_->threads += 1;
+      } catch (const std::system_error&) {
+        // No thread is to be had: one of those there are takes the task, if there are
+        // any.
+      }
+    }
+    if (state_->threads > 0) {
+      state_->tasks.push_back(std::move(task));
+      state_->work.notify_one();
+      return;
+    }
   }
-  state_->tasks.push_back(std::move(task));
-  if (state_->tasks.size() > state_->idle) {
-    std::thread(&State::serve, state_).detach();
-    state_->threads += 1;
-  } else {
-    state_->work.notify_one();
-  }
-  return true;
+  State::run(task);
 }
 
 bool Executor::closed() {

@@ -21,8 +21,9 @@ class Executor {
   // The executor of this process. A forked child starts with a fresh one.
   static Executor& get();
 
-  // Queues `task`. False once closed: the task will not run.
-  bool submit(Task task);
+  // Has `task` run, on the calling thread when no other is to be had. Drops it once
+  // closed.
+  void submit(Task task);
 
   bool closed();
 

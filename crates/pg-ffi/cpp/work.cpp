@@ -222,7 +222,7 @@ void Work::complete(const ffi::Failure& failure) noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     failure_ = std::move(end);
     ended_.store(true, std::memory_order_release);
-    futures = future_ || result_future_;
+    futures = unsettled_ || unsettled_result_;
   }
   group_->end_extensions(key_);
   if (success) {
@@ -243,15 +243,16 @@ void Work::settle() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   c10::intrusive_ptr<c10::ivalue::Future> result_future;
   {
+    // Whoever gets here first settles a future.
     const std::lock_guard<std::mutex> lock(mutex_);
-    future = future_;
-    result_future = result_future_;
+    future = std::exchange(unsettled_, nullptr);
+    result_future = std::exchange(unsettled_result_, nullptr);
   }
-  if (result_future && !result_future->completed()) {
+  if (result_future) {
     result_future->markCompleted(
         c10::IValue(static_cast<uint8_t>(work_result(failure_))));
   }
-  if (future && !future->completed()) {
+  if (future) {
     if (failure_.code == ffi::Code::Ok) {
       future->markCompleted(value());
     } else {
@@ -358,6 +359,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
       ? tensor_list_future()
       : c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(
             c10::ListType::create(c10::TensorType::get())));
+  unsettled_ = future_;
   auto future = future_;
   lock.unlock();
   if (ended()) {
@@ -373,6 +375,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
   }
   result_future_ =
       c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  unsettled_result_ = result_future_;
   auto future = result_future_;
   lock.unlock();
   if (ended()) {

@@ -143,6 +143,8 @@ class Work final : public c10d::Work {
   // Under mutex_.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> result_future_;
+  c10::intrusive_ptr<c10::ivalue::Future> unsettled_;
+  c10::intrusive_ptr<c10::ivalue::Future> unsettled_result_;
 };
 
 // Several works that are waited for as one.
