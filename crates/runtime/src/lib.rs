@@ -3,6 +3,7 @@
 //! A [`Communicator`] is one group of ranks. All groups of a process share one
 //! fabric: the connections, shared memory and threads belong to the process.
 
+pub mod aten;
 pub mod call;
 mod communicator;
 pub mod compile_cache;

@@ -1,0 +1,70 @@
+//! ATen operators as StableHLO programs.
+//!
+//! [`lower`] turns one call of an operator into the text of one module. The module
+//! resolves strided views of storages (XLA fuses that with what follows), computes, and gives each
+//! result in its tensor's memory order, or writes it into a view of an existing storage.
+//! [`operators`] lists what can be lowered. Nothing here has state or does IO.
+//!
+//! # The program
+//! Parameters, in order: each storage that is not absent, with its buffer's type; each
+//! run-time scalar, 0-d, of the type in [`Lowered::scalars`]; if [`Lowered::random`], the state of
+//! the generator, `tensor<2xui64>`: seed and offset.
+//!
+//! Results, in order: [`Lowered::outputs`]. A new tensor is an array of its sizes in the
+//! order of descending strides. A storage that is written is its new contents.
+//! Results that go into one storage are written in their order.
+
+mod body;
+mod call;
+mod element;
+mod error;
+mod ops;
+mod request;
+mod table;
+mod value;
+mod view;
+
+pub use error::Error;
+pub use request::{
+    Argument, Destination, Kind, Number, Operand, Request, ResultType, Scalar, StorageType, View,
+};
+pub use table::{OperatorRow, operators};
+
+use crate::pjrt::ElementType;
+
+/// What one output of a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Output {
+    /// The new tensor of this number in [`Request::results`].
+    Result(usize),
+    /// The new contents of this storage.
+    Storage(usize),
+}
+
+/// A program for a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lowered {
+    /// The StableHLO module; its function is `main`.
+    pub text: String,
+    /// What the program returns.
+    pub outputs: Vec<Output>,
+    /// Element types and dimensions of the outputs' buffers.
+    pub types: Vec<(ElementType, Vec<i64>)>,
+    /// Storages whose buffers an output takes over (`tf.aliasing_output`), unless they are kept at
+    /// launch ([`LaunchOptions::keep`](crate::pjrt::LaunchOptions::keep)).
+    pub donate: Vec<usize>,
+    /// Element types of the run-time scalars, by their index: `i1` or `i64`; `f32` or
+    /// `complex<f32>`, twice as wide where a tensor of the call has 64-bit floats.
+    pub scalars: Vec<ElementType>,
+    /// The program takes the generator's state, and draws from it.
+    pub random: bool,
+}
+
+/// The program for a call; `None` if the operator has no row in the table.
+///
+/// # Errors
+/// [`Error::Unsupported`] if the row does not cover the call's types or options;
+/// [`Error::Malformed`] if the request does not fit the operator.
+pub fn lower(request: &Request<'_>) -> Option<Result<Lowered, Error>> {
+    table::find(request.operator).map(|row| call::lower(row, request))
+}
