@@ -87,7 +87,7 @@ class Host:
             _, problem = self._holder.communicate(timeout=10)
             raise OSError(f"host {name}: {problem.strip()}")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
-        self.pid = int(children.read_text().split()[0])
+        self.pid: int = int(children.read_text().split()[0])
         """The idle process whose namespaces the host is."""
         self.own_pids = {self.pid, self._holder.pid}
 

@@ -392,6 +392,7 @@ def send_recv(call: Call) -> Iterator[Check]:
     if call.case.asynchronous or call.world == 1:
         works = [dist.isend(outgoing, right), dist.irecv(incoming, left)]
         for work in works:
+            assert work is not None
             work.wait()
     elif call.rank % 2 == 0 and right != 0:
         dist.send(outgoing, right)

@@ -275,21 +275,23 @@ class Ranks:
         end = started + deadline
         done: dict[int, Outcome] = {}
         syncing: set[int] = set()
-        by_pipe = {id(self._pipes[r]): r for r in ranks if self._pipes[r] is not None}
+        pipes: dict[int, Connection] = {}
         for rank in ranks:
-            if self._pipes[rank] is None:
+            pipe = self._pipes[rank]
+            if pipe is not None:
+                pipes[rank] = pipe
+            else:
                 done[rank] = Outcome(rank, died=True, log=self.log(rank))
         while len(done) < len(ranks):
-            waiting = [self._pipes[r] for r in ranks if r not in done]
-            ready = wait_any(waiting, max(0.0, end - time.monotonic()))  # type: ignore[type-var]
+            waiting = [pipes[r] for r in ranks if r not in done]
+            ready = wait_any(waiting, max(0.0, end - time.monotonic()))
             if not ready:
                 for outcome in self._give_up([r for r in ranks if r not in done], deadline):
                     done[outcome.rank] = outcome
                 break
-            for pipe in ready:
-                rank = by_pipe[id(pipe)]
+            for rank in [r for r in ranks if r not in done and pipes[r] in ready]:
                 try:
-                    word, body = pipe.recv()  # type: ignore[union-attr]
+                    word, body = pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
                     self._pipes[rank] = None
                     syncing.discard(rank)
@@ -307,9 +309,7 @@ class Ranks:
                     done[rank] = Outcome(rank, value, failure, seconds, ended=time.monotonic())
             if syncing and syncing == {r for r in ranks if r not in done}:
                 for rank in syncing:
-                    pipe = self._pipes[rank]
-                    if pipe is not None:
-                        pipe.send(("go", None))
+                    pipes[rank].send(("go", None))
                 syncing = set()
         return [done[r] for r in ranks]
 

@@ -72,10 +72,12 @@ def _integers(op: str, parts: list[np.ndarray], factors: Sequence[float]) -> np.
 
 def _booleans(op: str, parts: list[np.ndarray]) -> np.ndarray:
     if op in ("SUM", "MAX", "BOR"):
-        return np.logical_or.reduce(parts)
-    if op in ("PRODUCT", "MIN", "BAND"):
-        return np.logical_and.reduce(parts)
-    return np.logical_xor.reduce(parts)
+        total: np.ndarray = np.logical_or.reduce(parts)
+    elif op in ("PRODUCT", "MIN", "BAND"):
+        total = np.logical_and.reduce(parts)
+    else:
+        total = np.logical_xor.reduce(parts)
+    return total
 
 
 def _floats(

@@ -118,7 +118,7 @@ def main(pipe: Connection, settings: Settings) -> None:
     os.close(log)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # A rank that is stuck says where before it is killed.
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for name in set(os.environ) - set(settings.env):
         del os.environ[name]
     os.environ.update(settings.env)
