@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::algorithm::{
     Algorithm, Binomial, CostModel, Direct, Dissemination, DoubleBinaryTree, HalvingDoubling,
-    OneShot, Pairwise, Pat, RecursiveDoubling, Ring, Swing, Transport,
+    OneShot, Pairwise, Pat, Prediction, RecursiveDoubling, Ring, Swing, Transport,
 };
 use crate::schedule::{Request, RequestError};
 use crate::{DType, Kind, ReduceKind};
@@ -82,8 +82,8 @@ pub struct Candidate {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It can be used, and takes so many seconds by the model.
-    Predicted(f64),
+    /// It can be used, and takes so long by the model.
+    Predicted(Prediction),
     /// It does not do this collective for this group.
     Unsupported,
     /// It would round partial sums of a 16-bit or smaller type.
@@ -259,7 +259,7 @@ impl Verdict {
     /// Seconds; infinite for what cannot be used.
     fn rank(self) -> f64 {
         match self {
-            Verdict::Predicted(seconds) => seconds,
+            Verdict::Predicted(prediction) => prediction.seconds(),
             Verdict::Unsupported | Verdict::RoundsOften => f64::INFINITY,
         }
     }
@@ -289,8 +289,13 @@ impl fmt::Display for Explanation {
         )?;
         for Candidate { name, verdict } in &self.candidates {
             match verdict {
-                Verdict::Predicted(seconds) => {
-                    writeln!(f, "  {name:<20} {:>12.3} us", seconds * 1e6)?;
+                Verdict::Predicted(prediction) => {
+                    let about = match prediction {
+                        Prediction::Formula(_) => "",
+                        Prediction::Estimate(_) => "  estimated",
+                    };
+                    let seconds = prediction.seconds();
+                    writeln!(f, "  {name:<20} {:>12.3} us{about}", seconds * 1e6)?;
                 }
                 Verdict::Unsupported => writeln!(f, "  {name:<20} not for this")?,
                 Verdict::RoundsOften => writeln!(f, "  {name:<20} rounds partial sums")?,

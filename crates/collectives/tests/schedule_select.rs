@@ -190,7 +190,7 @@ fn explanations_list_all() {
         .candidates
         .iter()
         .filter_map(|candidate| match candidate.verdict {
-            Verdict::Predicted(seconds) => Some(seconds),
+            Verdict::Predicted(prediction) => Some(prediction.seconds()),
             _ => None,
         })
         .collect();

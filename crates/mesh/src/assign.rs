@@ -393,6 +393,7 @@ pub fn group(job: &MultiSlice, ranks: &[u32]) -> Result<Vec<Dimension>, Error> {
         bandwidth,
         startup,
         hop: latency,
+        shared: true,
     }])
 }
 

@@ -343,7 +343,7 @@ impl Topology {
         let ranking = cost::ranking(collective, nbytes, &dimensions);
         Ok(ranking
             .into_iter()
-            .map(|(algorithm, seconds)| (algorithm.name(), seconds))
+            .map(|(algorithm, prediction)| (algorithm.name(), prediction.seconds()))
             .collect())
     }
 
@@ -518,7 +518,7 @@ impl Placement {
         let ranking = cost::ranking(collective, nbytes, &dimensions);
         Ok(ranking
             .into_iter()
-            .map(|(algorithm, seconds)| (algorithm.name(), seconds))
+            .map(|(algorithm, prediction)| (algorithm.name(), prediction.seconds()))
             .collect())
     }
 

@@ -1,9 +1,9 @@
 use std::ops::Range;
 
-use super::cost::Formula;
+use super::cost::{Domain, Formula, Reduce};
 use super::ring::{Lane, Slots};
 use super::timeline::{Clock, Timeline};
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -137,26 +137,28 @@ impl Algorithm for Bucket {
         }
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let largest = request.pieces().largest() as f64 * formula.element;
-        let whole = largest * f64::from(request.ranks);
-        let (colours, reduced) = match request.kind {
-            Kind::AllReduce => (self.colours.len() as f64, self.colours.len() as f64),
-            Kind::AllGather => (1.0, 0.0),
-            _ => (1.0, 1.0),
-        };
-        let mut share = whole / colours;
-        let mut seconds = 0.0;
-        for dimension in self.dimensions(self.colours[0]) {
-            let side = f64::from(self.sides[dimension]);
-            share /= side;
-            seconds += formula.rounds(side - 1.0, colours, share, reduced);
-            if request.kind == Kind::AllReduce {
-                seconds += formula.rounds(side - 1.0, colours, share, 0.0);
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        let domain = Domain::Every;
+        Formula::predict(request, model, transport, domain, |formula| {
+            let largest = request.pieces().largest() as f64 * formula.element;
+            let whole = largest * f64::from(request.ranks);
+            let (colours, reduced) = match request.kind {
+                Kind::AllReduce => (self.colours.len() as f64, Reduce::Each),
+                Kind::AllGather => (1.0, Reduce::No),
+                _ => (1.0, Reduce::Each),
+            };
+            let mut share = whole / colours;
+            let mut seconds = 0.0;
+            for dimension in self.dimensions(self.colours[0]) {
+                let side = f64::from(self.sides[dimension]);
+                share /= side;
+                seconds += formula.rounds(side - 1.0, colours, share, reduced);
+                if request.kind == Kind::AllReduce {
+                    seconds += formula.rounds(side - 1.0, colours, share, Reduce::No);
+                }
             }
-        }
-        seconds
+            seconds
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What plans cost, by closed formulas.
 
+use tpu_dist_mesh::cost::Prediction;
+
 use crate::schedule::Request;
 
 /// How ranks reach each other.
@@ -101,6 +103,22 @@ impl CostModel for Constants {
     }
 }
 
+/// Where the formula of an algorithm holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Domain {
+    /// Everywhere.
+    Every,
+    /// Where a rank's work on memory, which overlaps with the wires in part, does not count.
+    Idle,
+    /// Where neither bytes nor a rank's work for a message count.
+    Small,
+    /// Nowhere.
+    Never,
+}
+
+/// The part of the whole from which on something counts.
+const NEGLIGIBLE: f64 = 0.01;
+
 /// The formulas' building blocks for one request on one transport.
 #[derive(Clone, Copy)]
 pub(super) struct Formula {
@@ -113,16 +131,67 @@ pub(super) struct Formula {
     pub(super) element: f64,
 }
 
+/// Rounds of a plan.
+#[derive(Clone, Copy)]
+pub(super) struct Rounds {
+    /// How many.
+    pub(super) count: f64,
+    /// How many others a rank sends to in each, `bytes` to every one.
+    pub(super) fan: f64,
+    /// Bytes for each of them.
+    pub(super) bytes: f64,
+    /// What it does with what it receives.
+    pub(super) reduce: Reduce,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reduce {
+    /// Nothing.
+    No,
+    /// Reduces each message when it comes.
+    Each,
+    /// Reduces all of a round at once.
+    Together,
+}
+
 impl Formula {
-    pub(super) fn new(request: &Request, model: &dyn CostModel, transport: Transport) -> Formula {
+    /// What `seconds` says with the model's figures, and whether that holds.
+    pub(super) fn predict(
+        request: &Request,
+        model: &dyn CostModel,
+        transport: Transport,
+        domain: Domain,
+        seconds: impl Fn(&Formula) -> f64,
+    ) -> Prediction {
         let element = f64::from(request.element_size);
-        Formula {
+        let formula = Formula {
             alpha: model.alpha(transport),
             beta: model.beta(transport),
             overhead: model.overhead(transport),
             gamma: model.gamma(transport),
             max_bytes: request.max_message as f64 * element,
             element,
+        };
+        let whole = seconds(&formula);
+        let without = |formula: Formula| whole - seconds(&formula) <= NEGLIGIBLE * whole;
+        let holds = match domain {
+            Domain::Every => true,
+            Domain::Never => false,
+            Domain::Idle => without(Formula {
+                gamma: 0.0,
+                ..formula
+            }),
+            Domain::Small => without(Formula {
+                beta: 0.0,
+                gamma: 0.0,
+                overhead: 0.0,
+                ..formula
+            }),
+        };
+        if holds {
+            Prediction::Formula(whole)
+        } else {
+            Prediction::Estimate(whole)
         }
     }
 
@@ -136,32 +205,88 @@ impl Formula {
         bytes * self.gamma
     }
 
-    /// Equal rounds, in each of which every rank sends `fan` times `bytes` to different ranks,
-    /// and receives and reduces `reduced` of them. A message is sent while the one before is
-    /// under way where rounds have several: then the slower of the port, the rank itself and
-    /// half of a round trip sets the pace.
-    pub(super) fn rounds(&self, rounds: f64, fan: f64, bytes: f64, reduced: f64) -> f64 {
-        if rounds == 0.0 || fan == 0.0 || bytes == 0.0 {
+    /// Equal rounds after one another; see [`Formula::stream`].
+    pub(super) fn rounds(&self, count: f64, fan: f64, bytes: f64, reduce: Reduce) -> f64 {
+        self.stream(
+            &[Rounds {
+                count,
+                fan,
+                bytes,
+                reduce,
+            }],
+            0.0,
+        )
+    }
+
+    /// Rounds of messages of one size. While the first are under way, a rank copies `copied` bytes.
+    ///
+    /// Where rounds are cut, the second message is sent while the first is under way, and so
+    /// on: one starts when the one before has left the port, the rank itself is ready, and the one
+    /// before that has been received. So the last starts after the longest chain of
+    /// those: all ports, or a whole message for every two.
+    pub(super) fn stream(&self, rounds: &[Rounds], copied: f64) -> f64 {
+        let rounds = rounds
+            .iter()
+            .filter(|r| r.count > 0.0 && r.fan > 0.0 && r.bytes > 0.0);
+        let parts: Vec<(f64, Step)> = rounds
+            .map(|r| (r.count * self.cuts(r.bytes), Step::new(self, r)))
+            .collect();
+        let (Some(&(_, first)), Some(&(_, last))) = (parts.first(), parts.last()) else {
             return 0.0;
+        };
+        let copy = self.copy(copied);
+        let messages: f64 = parts.iter().map(|(count, _)| count).sum();
+        if first.single {
+            let all: f64 = parts.iter().map(|(count, step)| count * step.whole).sum();
+            return all + f64::max(0.0, first.work + copy - first.whole);
         }
-        let messages = rounds * self.cuts(bytes);
-        let single = self.cuts(bytes) == 1.0;
-        let step = Step::new(self, fan, bytes, reduced);
-        (messages - 1.0) * if single { step.whole } else { step.pace() } + step.whole
+        // The longest chain from the start of message `from` to that of the last.
+        let chain = |from: f64| {
+            let (mut ports, mut wholes, mut at) = (0.0, 0.0, 0.0);
+            let end = messages - 1.0;
+            // An odd one at the start is a port's.
+            let odd = (end - from) % 2.0;
+            for (count, step) in &parts {
+                let passed = f64::min(at + count, end) - f64::max(at, from);
+                ports += passed.max(0.0) * step.port;
+                // Every second message from the first on.
+                let skip = from + odd;
+                let before = ((at - skip) / 2.0).ceil().max(0.0);
+                let until = ((f64::min(at + count, end) - skip) / 2.0).ceil().max(0.0);
+                wholes += (until - before) * step.whole;
+                at += count;
+            }
+            ports.max(wholes + odd * first.port)
+        };
+        let second = f64::max(first.port, first.work + copy + first.work);
+        let start = if messages > 1.0 {
+            chain(0.0).max(second + chain(1.0))
+        } else {
+            0.0
+        };
+        start + last.whole
     }
 
     /// Two rounds that are cut into messages and overlap, the first of which reduces.
-    pub(super) fn halves(&self, fan: f64, bytes: f64, reduced: f64) -> f64 {
+    pub(super) fn halves(&self, fan: f64, bytes: f64) -> f64 {
         if fan == 0.0 || bytes == 0.0 {
             return 0.0;
         }
-        let first = Step::new(self, fan, bytes, reduced);
-        let second = Step::new(self, fan, bytes, 0.0);
-        let both = Step {
-            whole: first.whole + second.whole - self.alpha,
-            port: first.port + second.port,
+        let round = |reduce| {
+            Step::new(
+                self,
+                &Rounds {
+                    count: 1.0,
+                    fan,
+                    bytes,
+                    reduce,
+                },
+            )
         };
-        (self.cuts(bytes) - 1.0) * both.pace() + first.whole + second.whole
+        let (first, second) = (round(Reduce::Together), round(Reduce::No));
+        let whole = first.whole + second.whole - self.alpha;
+        let pace = f64::max(first.port + second.port, whole / 2.0);
+        (self.cuts(bytes) - 1.0) * pace + first.whole + second.whole
     }
 
     /// One rank receives `bytes` from each of `peers`, and reduces `reduced` times as many.
@@ -200,28 +325,43 @@ impl Formula {
 }
 
 /// One message of each round.
+#[derive(Clone, Copy)]
 struct Step {
     /// Seconds from its start until it is received and reduced.
     whole: f64,
     /// Seconds for which it keeps the port, or the rank, whichever is longer.
     port: f64,
+    /// Seconds for which sending it keeps the rank.
+    work: f64,
+    /// Whether a round is one message, so that the next waits for it.
+    single: bool,
 }
 
 impl Step {
-    fn new(formula: &Formula, fan: f64, bytes: f64, reduced: f64) -> Step {
-        let bytes = bytes / formula.cuts(bytes);
+    fn new(formula: &Formula, rounds: &Rounds) -> Step {
+        let Rounds {
+            fan, bytes, reduce, ..
+        } = *rounds;
+        let cuts = formula.cuts(bytes);
+        let bytes = bytes / cuts;
         let (message, overhead) = (bytes * formula.beta, formula.overhead);
-        let reduce = reduced * bytes * formula.gamma;
+        let each = match reduce {
+            Reduce::No => 0.0,
+            _ => bytes * formula.gamma,
+        };
         // The last of the messages that a rank sends one after the other has left.
         let sent = overhead.max(message) * (fan - 1.0) + overhead + message;
+        // Those that came before the last are reduced already but for what takes longer.
+        let rest = match reduce {
+            Reduce::No => 0.0,
+            Reduce::Each => each + (fan - 1.0) * f64::max(0.0, each - message.max(overhead)),
+            Reduce::Together => fan * each,
+        };
         Step {
-            whole: sent + formula.alpha + reduce,
-            port: (fan * message).max(fan * overhead + reduce),
+            whole: sent + formula.alpha + rest,
+            port: (fan * message).max(fan * (overhead + each)),
+            work: fan * overhead,
+            single: cuts == 1.0,
         }
-    }
-
-    /// Seconds from one to the next, with two under way.
-    fn pace(&self) -> f64 {
-        self.port.max(self.whole / 2.0)
     }
 }

@@ -1,5 +1,5 @@
-use super::cost::Formula;
-use super::{Algorithm, CostModel, Transport};
+use super::cost::{Domain, Formula, Reduce, Rounds};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -65,25 +65,38 @@ impl Algorithm for Direct {
         part.plan
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let pieces = request.pieces();
-        let piece = pieces.largest() as f64 * formula.element;
-        let whole = pieces.total() as f64 * formula.element;
-        let peers = f64::from(request.ranks - 1);
-        match request.kind {
-            Kind::Barrier => formula.signals(1.0, peers),
-            Kind::MonitoredBarrier => formula.signals(1.0, 1.0) + formula.signals(1.0, peers),
-            // Both halves run at the same time, one round apart.
-            Kind::AllReduce => formula.halves(peers, piece, peers),
-            Kind::ReduceScatter => formula.rounds(1.0, peers, piece, peers),
-            Kind::AllGather | Kind::AllToAll => formula.rounds(1.0, peers, piece, 0.0),
-            Kind::Broadcast => formula.tree(1.0, peers, peers, whole, 0.0),
-            Kind::Scatter => formula.tree(1.0, peers, peers, piece, 0.0),
-            Kind::Reduce => formula.collect(peers, whole, peers),
-            Kind::Gather => formula.collect(peers, piece, 0.0),
-            Kind::Send | Kind::Recv => 0.0,
-        }
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        // Both halves of an all-reduce that is cut meet at the ports; a root copies meanwhile.
+        let cut = request.pieces().largest() > request.max_message;
+        let domain = match request.kind {
+            Kind::AllReduce | Kind::Scatter if cut => Domain::Small,
+            _ => Domain::Every,
+        };
+        Formula::predict(request, model, transport, domain, |formula| {
+            let pieces = request.pieces();
+            let piece = pieces.largest() as f64 * formula.element;
+            let whole = pieces.total() as f64 * formula.element;
+            let peers = f64::from(request.ranks - 1);
+            let round = |reduce| Rounds {
+                count: 1.0,
+                fan: peers,
+                bytes: piece,
+                reduce,
+            };
+            match request.kind {
+                Kind::Barrier => formula.signals(1.0, peers),
+                Kind::MonitoredBarrier => formula.signals(1.0, 1.0) + formula.signals(1.0, peers),
+                // Both halves run at the same time, one round apart.
+                Kind::AllReduce => formula.halves(peers, piece),
+                Kind::ReduceScatter => formula.stream(&[round(Reduce::Together)], 0.0),
+                Kind::AllGather | Kind::AllToAll => formula.stream(&[round(Reduce::No)], piece),
+                Kind::Broadcast => formula.tree(1.0, peers, peers, whole, 0.0),
+                Kind::Scatter => formula.tree(1.0, peers, peers, piece, 0.0),
+                Kind::Reduce => formula.collect(peers, whole, peers),
+                Kind::Gather => formula.collect(peers, piece, 0.0),
+                Kind::Send | Kind::Recv => 0.0,
+            }
+        })
     }
 }
 

@@ -1,5 +1,5 @@
-use super::cost::Formula;
-use super::{Algorithm, CostModel, Transport};
+use super::cost::{Domain, Formula};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{RankPlan, Request};
 
@@ -33,8 +33,10 @@ impl Algorithm for Dissemination {
         plan
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
         let rounds = request.ranks.next_power_of_two().ilog2();
-        Formula::new(request, model, transport).signals(rounds.into(), 1.0)
+        Formula::predict(request, model, transport, Domain::Every, |formula| {
+            formula.signals(rounds.into(), 1.0)
+        })
     }
 }

@@ -1,6 +1,6 @@
-use super::cost::Formula;
+use super::cost::{Domain, Formula, Reduce};
 use super::timeline::{Clock, Timeline};
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -71,11 +71,24 @@ impl Fold {
         number + number.min(self.extra)
     }
 
+    /// Messages' latencies that folding in does not add: ranks that do not fold are one
+    /// exchange ahead, and where they are the most, nobody waits for two.
+    fn hidden(&self, formula: &Formula) -> f64 {
+        if self.extra > 0 && 2 * self.extra <= 1 << self.levels {
+            formula.signals(1.0, 0.0)
+        } else {
+            0.0
+        }
+    }
+
     /// Seconds to fold `bytes` in and out.
     fn cost(&self, formula: &Formula, bytes: f64) -> f64 {
         match self.extra {
             0 => 0.0,
-            _ => formula.rounds(1.0, 1.0, bytes, 1.0) + formula.rounds(1.0, 1.0, bytes, 0.0),
+            _ => {
+                formula.rounds(1.0, 1.0, bytes, Reduce::Each)
+                    + formula.rounds(1.0, 1.0, bytes, Reduce::No)
+            }
         }
     }
 
@@ -214,7 +227,8 @@ pub(super) fn butterfly_cost(request: &Request, formula: &Formula) -> f64 {
     let levels: f64 = (1..=fold.levels)
         .map(|level| {
             let bytes = whole / f64::from(1u32 << level);
-            formula.rounds(1.0, 1.0, bytes, 1.0) + formula.rounds(1.0, 1.0, bytes, 0.0)
+            formula.rounds(1.0, 1.0, bytes, Reduce::Each)
+                + formula.rounds(1.0, 1.0, bytes, Reduce::No)
         })
         .sum();
     levels + fold.cost(formula, whole)
@@ -252,27 +266,40 @@ impl Algorithm for HalvingDoubling {
         }
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        if request.kind == Kind::AllReduce {
-            return butterfly_cost(request, &formula);
-        }
-        let pieces = request.pieces();
-        let fold = Fold::new(request.ranks);
-        let reduced = if request.is_reduction() { 1.0 } else { 0.0 };
-        let piece = pieces.largest() as f64 * formula.element;
-        let levels: f64 = (0..fold.levels)
-            .map(|level| {
-                let bytes = largest_block(&pieces, fold, 1 << level) as f64 * formula.element;
-                formula.rounds(1.0, 1.0, bytes, reduced)
-            })
-            .sum();
-        let whole = pieces.total() as f64 * formula.element;
-        let folded = match fold.extra {
-            0 => 0.0,
-            _ => formula.rounds(1.0, 1.0, whole, reduced) + formula.rounds(1.0, 1.0, piece, 0.0),
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        // Folded ranks begin while others wait.
+        let domain = match request.ranks.is_power_of_two() {
+            true => Domain::Every,
+            false => Domain::Never,
         };
-        levels + folded + formula.copy(piece)
+        Formula::predict(request, model, transport, domain, |formula| {
+            if request.kind == Kind::AllReduce {
+                return butterfly_cost(request, formula);
+            }
+            let pieces = request.pieces();
+            let fold = Fold::new(request.ranks);
+            let reduced = if request.is_reduction() {
+                Reduce::Each
+            } else {
+                Reduce::No
+            };
+            let piece = pieces.largest() as f64 * formula.element;
+            let levels: f64 = (0..fold.levels)
+                .map(|level| {
+                    let bytes = largest_block(&pieces, fold, 1 << level) as f64 * formula.element;
+                    formula.rounds(1.0, 1.0, bytes, reduced)
+                })
+                .sum();
+            let whole = pieces.total() as f64 * formula.element;
+            let folded = match fold.extra {
+                0 => 0.0,
+                _ => {
+                    formula.rounds(1.0, 1.0, whole, reduced)
+                        + formula.rounds(1.0, 1.0, piece, Reduce::No)
+                }
+            };
+            levels + folded - fold.hidden(formula) + formula.copy(piece)
+        })
     }
 }
 
@@ -464,10 +491,17 @@ impl Algorithm for RecursiveDoubling {
         folded_all_reduce(request, rank, body, clock(0).end(levels))
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let whole = request.counts[0] as f64 * formula.element;
-        let fold = Fold::new(request.ranks);
-        formula.rounds(fold.levels.into(), 1.0, whole, 1.0) + fold.cost(&formula, whole)
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        // Folded ranks begin while others wait.
+        let domain = match request.ranks.is_power_of_two() {
+            true => Domain::Every,
+            false => Domain::Never,
+        };
+        Formula::predict(request, model, transport, domain, |formula| {
+            let whole = request.counts[0] as f64 * formula.element;
+            let fold = Fold::new(request.ranks);
+            formula.rounds(fold.levels.into(), 1.0, whole, Reduce::Each) + fold.cost(formula, whole)
+                - fold.hidden(formula)
+        })
     }
 }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request, Step};
 
@@ -203,16 +203,17 @@ impl Algorithm for Hierarchical {
         plan
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, _: Transport) -> f64 {
+    /// An estimate: groups are not in step.
+    fn cost(&self, request: &Request, model: &dyn CostModel, _: Transport) -> Prediction {
         let members = self.groups.iter().map(Vec::len).max().unwrap_or(0);
         let (inside, across) = self.transports;
         let inner = |kind| {
             self.inner
                 .cost(&self.inside(request, kind, members), model, inside)
+                .seconds()
         };
-        inner(Kind::ReduceScatter)
-            + self.outer.cost(&self.across(request, 0), model, across)
-            + inner(Kind::AllGather)
+        let outer = self.outer.cost(&self.across(request, 0), model, across);
+        Prediction::Estimate(inner(Kind::ReduceScatter) + outer.seconds() + inner(Kind::AllGather))
     }
 }
 

@@ -32,6 +32,7 @@ pub use pat::Pat;
 pub use reordered::Reordered;
 pub use ring::Ring;
 pub use swing::Swing;
+pub use tpu_dist_mesh::cost::Prediction;
 pub use tree::{Binomial, DoubleBinaryTree};
 
 use crate::schedule::{Chunk, RankPlan, Request, RequestError, Schedule, Step};
@@ -53,9 +54,17 @@ pub trait Algorithm: std::fmt::Debug + Send + Sync {
     /// The part of `rank` in a request that it [`supports`](Algorithm::supports).
     fn steps(&self, request: &Request, rank: u32) -> RankPlan;
 
-    /// Predicted seconds for a request that it supports, on ranks with one port each way and all
-    /// equally near. Uneven pieces count as if all were as large as the largest.
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64;
+    /// What a request that it supports takes, on ranks with one port each way and all equally
+    /// near. Uneven pieces count as if all were as large as the largest.
+    ///
+    /// A [`Prediction::Formula`] is what the [simulator](crate::sim) says within 2 %. Where ranks
+    /// are not in step, that is, where
+    /// - rounds overlap in a tree or are cut in an exchange of all with all,
+    /// - a group is folded to a power of two, or
+    /// - ranks' own work on memory overlaps with the wires in part,
+    ///
+    /// no formula applies and it is a [`Prediction::Estimate`].
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction;
 }
 
 /// A request that an algorithm does not plan.

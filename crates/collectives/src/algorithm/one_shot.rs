@@ -1,5 +1,5 @@
-use super::cost::Formula;
-use super::{Algorithm, CostModel, Transport};
+use super::cost::{Domain, Formula, Reduce};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, RankPlan, Request};
 
@@ -74,10 +74,12 @@ impl Algorithm for OneShot {
         plan
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let whole = request.counts[0] as f64 * formula.element;
-        let peers = f64::from(request.ranks - 1);
-        formula.rounds(1.0, peers, whole, peers)
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        let domain = Domain::Every;
+        Formula::predict(request, model, transport, domain, |formula| {
+            let whole = request.counts[0] as f64 * formula.element;
+            let peers = f64::from(request.ranks - 1);
+            formula.rounds(1.0, peers, whole, Reduce::Together)
+        })
     }
 }

@@ -1,6 +1,6 @@
-use super::cost::Formula;
+use super::cost::{Domain, Formula, Reduce, Rounds};
 use super::timeline::{Clock, Timeline};
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, RankPlan, Request};
 
@@ -42,9 +42,17 @@ impl Algorithm for Pairwise {
         timeline.into_plan(0)
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let piece = request.counts[0] as f64 * formula.element;
-        formula.rounds(f64::from(request.ranks - 1), 1.0, piece, 0.0)
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        let domain = Domain::Every;
+        Formula::predict(request, model, transport, domain, |formula| {
+            let piece = request.counts[0] as f64 * formula.element;
+            let rounds = Rounds {
+                count: f64::from(request.ranks - 1),
+                fan: 1.0,
+                bytes: piece,
+                reduce: Reduce::No,
+            };
+            formula.stream(&[rounds], piece)
+        })
     }
 }

@@ -1,6 +1,6 @@
-use super::cost::Formula;
+use super::cost::{Domain, Formula, Reduce};
 use super::timeline::{Clock, Timeline};
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -46,28 +46,37 @@ impl Algorithm for Pat {
         }
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let pieces = request.pieces();
-        let piece = pieces.largest() as f64 * formula.element;
-        let ranks = request.ranks;
-        let reduced = if request.is_reduction() { 1.0 } else { 0.0 };
-        if pieces.total() > request.max_message {
-            return match request.kind {
-                Kind::AllGather => (0..ranks.next_power_of_two().ilog2())
-                    .map(|level| (ranks - (1 << level)).div_ceil(2 << level))
-                    .map(|places| formula.rounds(f64::from(places), 1.0, piece, 0.0))
-                    .sum(),
-                _ => formula.rounds(f64::from(ranks - 1), 1.0, piece, 1.0),
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        let domain = Domain::Idle;
+        Formula::predict(request, model, transport, domain, |formula| {
+            let pieces = request.pieces();
+            let piece = pieces.largest() as f64 * formula.element;
+            let ranks = request.ranks;
+            let reduced = if request.is_reduction() {
+                Reduce::Each
+            } else {
+                Reduce::No
             };
-        }
-        (0..ranks.next_power_of_two().ilog2())
-            .map(|level| (ranks - (1 << level)).div_ceil(2 << level))
-            .map(|places| {
-                let bytes = f64::from(places) * piece;
-                formula.rounds(1.0, 1.0, bytes, reduced) + formula.copy(2.0 * bytes)
-            })
-            .sum()
+            if pieces.total() > request.max_message {
+                return match request.kind {
+                    Kind::AllGather => {
+                        (0..ranks.next_power_of_two().ilog2())
+                            .map(|level| (ranks - (1 << level)).div_ceil(2 << level))
+                            .map(|places| formula.rounds(f64::from(places), 1.0, piece, Reduce::No))
+                            .sum::<f64>()
+                            + formula.copy(piece)
+                    }
+                    _ => formula.rounds(f64::from(ranks - 1), 1.0, piece, Reduce::Each),
+                };
+            }
+            (0..ranks.next_power_of_two().ilog2())
+                .map(|level| (ranks - (1 << level)).div_ceil(2 << level))
+                .map(|places| {
+                    let bytes = f64::from(places) * piece;
+                    formula.rounds(1.0, 1.0, bytes, reduced) + formula.copy(2.0 * bytes)
+                })
+                .sum()
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::order::Order;
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{RankPlan, Request, Step};
 
@@ -71,7 +71,7 @@ impl Algorithm for Reordered {
         plan
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
         self.algorithm.cost(&self.moved(request), model, transport)
     }
 }

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use super::cost::Formula;
+use super::cost::{Domain, Formula, Reduce, Rounds};
 use super::order::Order;
 use super::timeline::{Clock, Timeline};
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -182,22 +182,28 @@ impl Algorithm for Ring {
         timeline.into_plan(scratch)
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let lanes = if self.both_ways && request.ranks > 2 {
-            2.0
-        } else {
-            1.0
-        };
-        let piece = request.pieces().largest() as f64 * formula.element / lanes;
-        let rounds = f64::from(request.ranks - 1);
-        let reduce_scatter = formula.rounds(rounds, lanes, piece, lanes);
-        let all_gather = formula.rounds(rounds, lanes, piece, 0.0);
-        match request.kind {
-            Kind::AllReduce => reduce_scatter + all_gather,
-            Kind::AllGather => all_gather,
-            _ => reduce_scatter,
-        }
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        let domain = Domain::Every;
+        Formula::predict(request, model, transport, domain, |formula| {
+            let lanes = if self.both_ways && request.ranks > 2 {
+                2.0
+            } else {
+                1.0
+            };
+            let piece = request.pieces().largest() as f64 * formula.element / lanes;
+            let rounds = f64::from(request.ranks - 1);
+            let half = |reduce| Rounds {
+                count: rounds,
+                fan: lanes,
+                bytes: piece,
+                reduce,
+            };
+            match request.kind {
+                Kind::AllReduce => formula.stream(&[half(Reduce::Each), half(Reduce::No)], 0.0),
+                Kind::AllGather => formula.stream(&[half(Reduce::No)], piece * lanes),
+                _ => formula.stream(&[half(Reduce::Together)], 0.0),
+            }
+        })
     }
 }
 

@@ -1,9 +1,9 @@
-use super::cost::Formula;
+use super::cost::{Domain, Formula, Reduce};
 use super::halving_doubling::{
     Butterfly, Fold, butterfly_cost, butterfly_ticks, folded_all_reduce,
 };
 use super::timeline::Timeline;
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -195,20 +195,26 @@ impl Algorithm for Swing {
         timeline.into_plan(0)
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        if self.sides.is_empty() {
-            return butterfly_cost(request, &formula);
-        }
-        let colours = self.colours().len() as f64;
-        let share = request.counts[0] as f64 * formula.element / colours;
-        (1..=request.ranks.ilog2())
-            .map(|level| {
-                let bytes = share / f64::from(1u32 << level);
-                formula.rounds(1.0, colours, bytes, colours)
-                    + formula.rounds(1.0, colours, bytes, 0.0)
-            })
-            .sum()
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        // Folded ranks begin while others wait.
+        let domain = match request.ranks.is_power_of_two() {
+            true => Domain::Every,
+            false => Domain::Never,
+        };
+        Formula::predict(request, model, transport, domain, |formula| {
+            if self.sides.is_empty() {
+                return butterfly_cost(request, formula);
+            }
+            let colours = self.colours().len() as f64;
+            let share = request.counts[0] as f64 * formula.element / colours;
+            (1..=request.ranks.ilog2())
+                .map(|level| {
+                    let bytes = share / f64::from(1u32 << level);
+                    formula.rounds(1.0, colours, bytes, Reduce::Each)
+                        + formula.rounds(1.0, colours, bytes, Reduce::No)
+                })
+                .sum()
+        })
     }
 }
 

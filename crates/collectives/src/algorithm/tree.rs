@@ -1,6 +1,6 @@
-use super::cost::Formula;
+use super::cost::{Domain, Formula};
 use super::timeline::Timeline;
-use super::{Algorithm, CostModel, Transport};
+use super::{Algorithm, CostModel, Prediction, Transport};
 use crate::Kind;
 use crate::schedule::{Buffer, Chunk, Pieces, RankPlan, Request};
 
@@ -256,17 +256,25 @@ impl Algorithm for Binomial {
         timeline.into_plan(scratch)
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let whole = request.counts[0] as f64 * formula.element;
-        let hops = f64::from(request.ranks.ilog2());
-        let children = f64::from(request.ranks.next_power_of_two().ilog2());
-        match request.kind {
-            Kind::Broadcast => formula.tree(hops, children, children, whole, 0.0),
-            Kind::Reduce => formula.tree(hops, children, children, whole, children),
-            // Up and down use different ports.
-            _ => formula.tree(2.0 * hops, 2.0 * children, children, whole, children),
-        }
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        // Messages of a pipeline meet at the ports, and so do those of subtrees of different depth.
+        let cut = request.counts[0] > request.max_message;
+        let domain = match request.kind {
+            Kind::Broadcast => Domain::Every,
+            _ if cut || !request.ranks.is_power_of_two() => Domain::Small,
+            _ => Domain::Idle,
+        };
+        Formula::predict(request, model, transport, domain, |formula| {
+            let whole = request.counts[0] as f64 * formula.element;
+            let hops = f64::from(request.ranks.ilog2());
+            let children = f64::from(request.ranks.next_power_of_two().ilog2());
+            match request.kind {
+                Kind::Broadcast => formula.tree(hops, children, children, whole, 0.0),
+                Kind::Reduce => formula.tree(hops, children, children, whole, children),
+                // Up and down use different ports.
+                _ => formula.tree(2.0 * hops, 2.0 * children, children, whole, children),
+            }
+        })
     }
 }
 
@@ -324,23 +332,26 @@ impl Algorithm for DoubleBinaryTree {
         timeline.into_plan(scratch)
     }
 
-    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> f64 {
-        let formula = Formula::new(request, model, transport);
-        let half = request.counts[0] as f64 * formula.element / 2.0;
-        if request.ranks == 1 {
-            return 0.0;
-        }
-        // The busiest rank has children in one tree and none in the other. On the longest way a
-        // rank sends to its second child, but where the last level is not full one to its first.
-        let (hops, sends) = match request.kind {
-            Kind::AllReduce => Node::longest_way(request.ranks),
-            _ => Node::longest_way(request.ranks - 1),
-        };
-        match request.kind {
-            Kind::AllReduce if request.ranks == 2 => formula.tree(2.0, 2.0, 2.0, half, 1.0),
-            Kind::AllReduce => formula.tree(2.0 * hops, 2.0 * sends, 4.0, half, 2.0),
-            Kind::Reduce => formula.tree(hops + 1.0, sends + 2.0, 2.0, half, 2.0),
-            _ => formula.tree(hops + 1.0, sends + 2.0, 2.0, half, 0.0),
-        }
+    fn cost(&self, request: &Request, model: &dyn CostModel, transport: Transport) -> Prediction {
+        // How the messages of two trees share a port depends on their shapes.
+        let domain = Domain::Small;
+        Formula::predict(request, model, transport, domain, |formula| {
+            let half = request.counts[0] as f64 * formula.element / 2.0;
+            if request.ranks == 1 {
+                return 0.0;
+            }
+            // The busiest rank has children in one tree and none in the other. On the longest way a
+            // rank sends to its second child, but where the last level is not full one to its first.
+            let (hops, sends) = match request.kind {
+                Kind::AllReduce => Node::longest_way(request.ranks),
+                _ => Node::longest_way(request.ranks - 1),
+            };
+            match request.kind {
+                Kind::AllReduce if request.ranks == 2 => formula.tree(2.0, 2.0, 2.0, half, 1.0),
+                Kind::AllReduce => formula.tree(2.0 * hops, 2.0 * sends, 4.0, half, 2.0),
+                Kind::Reduce => formula.tree(hops + 1.0, sends + 2.0, 2.0, half, 2.0),
+                _ => formula.tree(hops + 1.0, sends + 2.0, 2.0, half, 0.0),
+            }
+        })
     }
 }
