@@ -1,5 +1,6 @@
 //! Every environment variable that the runtime reads, in one typed table.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -10,6 +11,15 @@ pub enum TransportChoice {
     Auto,
     /// TCP everywhere.
     Tcp,
+}
+
+/// What to do with an operator that the device has no program for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// Run it on the CPU, and count it.
+    Cpu,
+    /// Fail.
+    Error,
 }
 
 /// The configuration of a process, read from its environment once.
@@ -33,6 +43,21 @@ pub struct Config {
     pub spin: Duration,
     /// `TPU_DIST_ALGO`: the algorithm of every collective between hosts; default: by cost.
     pub algorithm: Option<String>,
+    /// `TPU_DIST_PJRT_PLUGIN`: the file of the device's plugin; default: libtpu where there is a
+    /// TPU, else an installed plugin for the CPU.
+    pub plugin: Option<PathBuf>,
+    /// `TPU_DIST_FALLBACK`: `cpu` (default) or `error`.
+    pub fallback: Fallback,
+    /// `TPU_LAUNCH_BLOCKING`: 1 makes the device wait for each program, so that a failure
+    /// appears where it is caused.
+    pub blocking: bool,
+    /// `TPU_DIST_CACHE_DIR`: where compiled programs are kept, `off` for nowhere; default:
+    /// `tpu_dist` in `XDG_CACHE_HOME` or `~/.cache`.
+    pub cache_directory: Option<PathBuf>,
+    /// `TPU_DIST_CACHE_BYTES`: what they may take; default 4 GiB.
+    pub cache_bytes: u64,
+    /// `XLA_FLAGS` and `LIBTPU_INIT_ARGS`, which the plugin reads.
+    pub plugin_flags: String,
 }
 
 const KNOWN: &[&str] = &[
@@ -42,12 +67,14 @@ const KNOWN: &[&str] = &[
     "TPU_DIST_HEARTBEAT_SECONDS",
     "TPU_DIST_SPIN_MICROSECONDS",
     "TPU_DIST_ALGO",
+    "TPU_DIST_PJRT_PLUGIN",
+    "TPU_DIST_FALLBACK",
+    "TPU_DIST_CACHE_DIR",
+    "TPU_DIST_CACHE_BYTES",
     // Read by the Python package.
     "TPU_DIST_PREFER",
     "TPU_DIST_LOG",
-    "TPU_DIST_FALLBACK",
     "TPU_DIST_VIRTUAL_SLICE",
-    "TPU_DIST_PJRT_PLUGIN",
 ];
 
 impl Config {
@@ -98,6 +125,28 @@ impl Config {
             heartbeat: Duration::from_secs(read("TPU_DIST_HEARTBEAT_SECONDS", 15, 1, 3600)),
             spin: Duration::from_micros(read("TPU_DIST_SPIN_MICROSECONDS", 50, 0, 1_000_000)),
             algorithm: env("TPU_DIST_ALGO"),
+            plugin: env("TPU_DIST_PJRT_PLUGIN").map(PathBuf::from),
+            fallback: match env("TPU_DIST_FALLBACK").as_deref() {
+                None | Some("cpu") => Fallback::Cpu,
+                Some("error") => Fallback::Error,
+                Some(other) => {
+                    tracing::warn!("TPU_DIST_FALLBACK={other}: expected cpu or error; using cpu");
+                    Fallback::Cpu
+                }
+            },
+            blocking: env("TPU_LAUNCH_BLOCKING").is_some_and(|value| value != "0"),
+            cache_directory: match env("TPU_DIST_CACHE_DIR").as_deref() {
+                Some("off") => None,
+                Some(directory) => Some(PathBuf::from(directory)),
+                None => env("XDG_CACHE_HOME")
+                    .map(PathBuf::from)
+                    .or_else(|| Some(PathBuf::from(env("HOME")?).join(".cache")))
+                    .map(|cache| cache.join("tpu_dist")),
+            },
+            cache_bytes: read("TPU_DIST_CACHE_BYTES", 4 << 30, 0, u64::MAX),
+            plugin_flags: ["XLA_FLAGS", "LIBTPU_INIT_ARGS"]
+                .map(|name| format!("{name}={}", env(name).unwrap_or_default()))
+                .join("\n"),
         }
     }
 }
@@ -112,10 +161,17 @@ mod tests {
             "TPU_DIST_TRANSPORT" => Some("tcp".into()),
             "TPU_DIST_TCP_STREAMS" => Some("99".into()),
             "GLOO_SOCKET_IFNAME" => Some("eth1".into()),
+            "TPU_DIST_FALLBACK" => Some("never".into()),
+            "TPU_LAUNCH_BLOCKING" => Some("1".into()),
+            "HOME" => Some("/home/me".into()),
             _ => None,
         });
         assert_eq!(config.transport, TransportChoice::Tcp);
         assert_eq!(config.streams, None);
         assert_eq!(config.interfaces.as_deref(), Some("eth1"));
+        assert_eq!(config.fallback, Fallback::Cpu);
+        assert!(config.blocking);
+        let cache = config.cache_directory.as_deref();
+        assert_eq!(cache, Some("/home/me/.cache/tpu_dist".as_ref()));
     }
 }

@@ -4,10 +4,12 @@
 //! fabric: the connections, shared memory and threads belong to the process.
 
 pub mod aten;
+pub mod arena;
 pub mod call;
 mod communicator;
 pub mod compile_cache;
 pub mod config;
+pub mod device;
 mod engine;
 mod error;
 pub mod executor;
