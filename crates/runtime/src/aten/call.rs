@@ -5,14 +5,10 @@ use super::element::{self, Rank};
 use super::request::{
     Argument, Destination, Kind, Number, Operand, Request, ResultType, Scalar, StorageType, View,
 };
-use super::table::OperatorRow;
+use super::table::{OperatorRow, Rule};
 use super::value::{Value, broadcast};
 use super::{Error, Lowered, Output, view};
 use crate::pjrt::ElementType::{self, *};
-
-/// What a row makes of a call: one value for each result, converted and stored by the
-/// caller. Those for results that are not wanted ([`Call::wants`]) are ignored.
-pub(super) type Results<'b> = Result<Vec<Value<'b>>, Error>;
 
 /// A call, with the program that its row appends to.
 pub(super) struct Call<'b> {
@@ -41,7 +37,10 @@ pub(super) fn lower(row: &OperatorRow, request: &Request<'_>) -> Result<Lowered,
             .collect(),
         state: (row.random).then(|| body.parameter(Type::new(U64, &[2]))),
     };
-    let values = (row.rule)(&call)?;
+    let values = match row.rule {
+        Rule::One(rule) => vec![Some(rule(&call)?)],
+        Rule::Several(rule) => rule(&call)?,
+    };
     let (outputs, values) = call.store(&values)?;
     let types: Vec<Type> = values.iter().map(|value| value.ty()).collect();
 
@@ -248,10 +247,14 @@ impl<'b> Call<'b> {
         }
     }
 
-    /// Argument `index`, a tensor or a number in its place, in type `element`.
+    /// Argument `index`, a tensor or a number of any sort, in type `element`.
     pub(super) fn tensor_as(&self, index: usize, element: ElementType) -> Result<Value<'b>, Error> {
         match self.argument(index) {
             Argument::Scalar(_) => self.scalar(index, element),
+            Argument::Float(_) | Argument::Int(_) | Argument::Bool(_) => {
+                let number = self.number(index)?;
+                Ok(self.body.constant(number, Type::new(element, &[])))
+            }
             _ => Ok(self.tensor(index)?.convert(element)),
         }
     }
@@ -465,7 +468,7 @@ impl<'b> Call<'b> {
     }
 
     /// The program's outputs for the values of the results.
-    fn store(&self, values: &[Value<'b>]) -> Result<(Vec<Output>, Vec<Value<'b>>), Error> {
+    fn store(&self, values: &[Option<Value<'b>>]) -> Result<(Vec<Output>, Vec<Value<'b>>), Error> {
         if values.len() != self.request.results.len() {
             let expected = format!("{} of them", values.len());
             return self.malformed("results", expected, self.request.results.len());
@@ -474,6 +477,16 @@ impl<'b> Call<'b> {
         let mut stored: Vec<Value<'b>> = Vec::new();
         for (index, (result, &value)) in self.request.results.iter().zip(values).enumerate() {
             let Some(result) = result else { continue };
+            let Some(value) = value else {
+                if result.destination == Destination::New {
+                    return self.malformed(
+                        format!("result {index}"),
+                        "an undefined tensor",
+                        result,
+                    );
+                }
+                continue;
+            };
             let sizes = &result.view.sizes;
             if broadcast(&value.dims(), sizes)[..] != sizes[..] {
                 return self.malformed(

@@ -58,6 +58,33 @@ pub(super) fn complex(element: ElementType) -> ElementType {
     if real(element) == F64 { C128 } else { C64 }
 }
 
+/// The least number of a type.
+pub(super) fn lowest(element: ElementType) -> Number {
+    match element {
+        Pred => Number::Bool(false),
+        S8 => Number::Int(i64::from(i8::MIN)),
+        S16 => Number::Int(i64::from(i16::MIN)),
+        S32 => Number::Int(i64::from(i32::MIN)),
+        S64 => Number::Int(i64::MIN),
+        _ if is_unsigned(element) => Number::Int(0),
+        _ => Number::Float(f64::NEG_INFINITY),
+    }
+}
+
+/// The greatest number of a type.
+pub(super) fn highest(element: ElementType) -> Number {
+    match element {
+        Pred => Number::Bool(true),
+        S8 => Number::Int(i64::from(i8::MAX)),
+        S16 => Number::Int(i64::from(i16::MAX)),
+        S32 => Number::Int(i64::from(i32::MAX)),
+        S64 => Number::Int(i64::MAX),
+        // All bits set; constants take integers modulo the type's range.
+        _ if is_unsigned(element) => Number::Int(-1),
+        _ => Number::Float(f64::INFINITY),
+    }
+}
+
 /// What takes part in type promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {

@@ -12,21 +12,27 @@
 //!
 //! Results, in order: [`Lowered::outputs`]. A new tensor is an array of its sizes in the
 //! order of descending strides. A storage that is written is its new contents.
-//! Results that go into one storage are written in their order.
+//! Results that go into one storage are written in their order. A result with a
+//! destination that the operator leaves alone this time (the running statistics of an
+//! evaluation) has no output.
 
 mod body;
 mod call;
 mod element;
 mod error;
 mod ops;
+mod reduce;
 mod request;
+mod scatter;
 mod table;
 mod value;
 mod view;
+mod window;
 
 pub use error::Error;
 pub use request::{
-    Argument, Destination, Kind, Number, Operand, Request, ResultType, Scalar, StorageType, View,
+    Argument, Destination, Kind, Number, Operand, Precision, Request, ResultType, Scalar,
+    StorageType, View,
 };
 pub use table::{OperatorRow, operators};
 
@@ -56,7 +62,8 @@ pub struct Lowered {
     /// Element types of the run-time scalars, by their index: `i1` or `i64`; `f32` or
     /// `complex<f32>`, twice as wide where a tensor of the call has 64-bit floats.
     pub scalars: Vec<ElementType>,
-    /// The program takes the generator's state, and draws from it.
+    /// The program takes the generator's state, and draws from it: at most one step of the offset for
+    /// each element of its largest result.
     pub random: bool,
 }
 

@@ -165,9 +165,23 @@ pub struct Request<'a> {
     pub arguments: Vec<Argument>,
     /// The storages of tensor arguments and of destinations, each once.
     pub storages: Vec<StorageType>,
-    /// What the operator returns or writes, in the order of the schema's returns, a list
-    /// of tensors as so many results; of an operator that returns nothing but writes
-    /// arguments (`_foreach_add_`), the tensors it writes. `None` where the
-    /// operator returns an undefined tensor.
+    /// What the operator returns, in the order of the schema, a list of tensors as so many
+    /// results; then the tensors it writes without returning them (those marked
+    /// in the schema, and [`OperatorRow::writes`](super::OperatorRow::writes)), in the order of arguments.
+    /// `None` where the operator returns an undefined tensor, or such an argument is not given.
     pub results: Vec<Option<ResultType>>,
+    /// How exact products of `f32` are.
+    pub precision: Precision,
+}
+
+/// How exact products of `f32` matrices are (`torch.set_float32_matmul_precision`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// As `f32` is.
+    #[default]
+    Highest,
+    /// As three products of `bf16`.
+    High,
+    /// As one product of `bf16`.
+    Medium,
 }

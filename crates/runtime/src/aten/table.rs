@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use super::call::{Call, Results};
+use super::Error;
+use super::call::Call;
 use super::ops;
+use super::value::Value;
 
 /// An operator that can be lowered.
 #[derive(Debug)]
@@ -12,27 +14,59 @@ pub struct OperatorRow {
     /// Name and overload, without the namespace: `add.Tensor`. Of a functional overload where
     /// there is one that is dispatched: its in-place form (`add_.Tensor`) and that with
     /// `out` arguments (`add.out`) are lowered by the same row. Else of the in-place one
-    /// (`uniform_`).
+    /// (`uniform_`), or else of that with `out` arguments (`arange.start_out`).
     pub name: &'static str,
     /// Positions of `Scalar` arguments that must be constants.
     pub constants: &'static [usize],
+    /// Positions of arguments that are written though the schema does not say so.
+    pub writes: &'static [usize],
     /// It draws random numbers.
     pub random: bool,
     pub(super) rule: Rule,
 }
 
-/// How a call is lowered.
-pub(super) type Rule = for<'b> fn(&Call<'b>) -> Results<'b>;
+/// How a call is lowered: to one value for each result, which the caller converts and stores.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rule {
+    /// Of one result.
+    One(for<'b> fn(&Call<'b>) -> Result<Value<'b>, Error>),
+    /// Of several. `None` of a result that is not wanted, or not written.
+    Several(for<'b> fn(&Call<'b>) -> Several<'b>),
+}
+
+/// Values of several results.
+pub(super) type Several<'b> = Result<Vec<Option<Value<'b>>>, Error>;
 
 impl OperatorRow {
-    /// A row whose numbers may all be known at run time only.
-    pub(super) const fn new(name: &'static str, rule: Rule) -> OperatorRow {
+    /// An operator of one result, whose numbers may all be known at run time only.
+    pub(super) const fn new(
+        name: &'static str,
+        rule: for<'b> fn(&Call<'b>) -> Result<Value<'b>, Error>,
+    ) -> OperatorRow {
+        OperatorRow::with(name, Rule::One(rule))
+    }
+
+    /// An operator of several results.
+    pub(super) const fn several(
+        name: &'static str,
+        rule: for<'b> fn(&Call<'b>) -> Several<'b>,
+    ) -> OperatorRow {
+        OperatorRow::with(name, Rule::Several(rule))
+    }
+
+    const fn with(name: &'static str, rule: Rule) -> OperatorRow {
         OperatorRow {
             name,
             constants: &[],
+            writes: &[],
             random: false,
             rule,
         }
+    }
+
+    /// With arguments that are written though the schema does not say so.
+    pub(super) const fn writes(self, writes: &'static [usize]) -> OperatorRow {
+        OperatorRow { writes, ..self }
     }
 
     /// With numbers that must be constants.

@@ -62,10 +62,8 @@ macro_rules! unary {
 }
 
 unary! {
-    abs_same = "abs";
     ceil = "ceil";
     cos = "cosine";
-    count_leading_zeros = "count_leading_zeros";
     exp = "exponential";
     expm1 = "exponential_minus_one";
     floor = "floor";
@@ -74,7 +72,6 @@ unary! {
     logistic = "logistic";
     round_even = "round_nearest_even";
     rsqrt = "rsqrt";
-    sign = "sign";
     sin = "sine";
     sqrt = "sqrt";
     tan = "tan";
@@ -123,6 +120,26 @@ operators! {
     Mul mul = "multiply";
     Div div = "divide";
     Rem rem = "remainder";
+}
+
+/// A plain number as the first operand.
+macro_rules! from_left {
+    ($($operator:ident $method:ident;)*) => {
+        $(impl<'b> $operator<Value<'b>> for f64 {
+            type Output = Value<'b>;
+
+            fn $method(self, other: Value<'b>) -> Value<'b> {
+                $operator::$method(Operand::value(self, other), other)
+            }
+        })*
+    };
+}
+
+from_left! {
+    Add add;
+    Sub sub;
+    Mul mul;
+    Div div;
 }
 
 impl<'b> Neg for Value<'b> {
@@ -359,6 +376,68 @@ impl<'b> Value<'b> {
             ty.clone(),
             format_args!("stablehlo.bitcast_convert {self} : ({old}) -> {ty}"),
         )
+    }
+
+    /// The absolute value, of complex numbers a real one.
+    pub(super) fn abs(self) -> Value<'b> {
+        let element = self.element();
+        if self.is_complex() {
+            self.part("abs")
+        } else if self.is_bool() || element::is_unsigned(element) {
+            self
+        } else {
+            self.unary("abs")
+        }
+    }
+
+    /// The complex conjugate.
+    pub(super) fn conj(self) -> Value<'b> {
+        if self.is_complex() {
+            self.real().complex(-self.imag())
+        } else {
+            self
+        }
+    }
+
+    /// Whether the sign bit is set; also of zeros and what is not a number.
+    pub(super) fn sign_bit(self) -> Value<'b> {
+        let bits = match self.element() {
+            ElementType::F64 => ElementType::S64,
+            ElementType::F32 => ElementType::S32,
+            ElementType::F16 | ElementType::BF16 => ElementType::S16,
+            element if element::is_unsigned(element) || self.is_bool() => {
+                return self.body.constant(
+                    Number::Bool(false),
+                    Type::new(ElementType::Pred, &self.dims()),
+                );
+            }
+            element => element,
+        };
+        self.bitcast(bits).lt(0.)
+    }
+
+    /// This with the sign of `other`.
+    pub(super) fn copy_sign(self, other: Value<'b>) -> Value<'b> {
+        let size = self.abs();
+        other.sign_bit().select(-size, size)
+    }
+
+    /// Rounded toward zero; a whole number of floating-point type, or itself.
+    pub(super) fn trunc(self) -> Value<'b> {
+        if !self.is_float() {
+            return self;
+        }
+        self.sign_bit().select(self.ceil(), self.floor())
+    }
+
+    /// The polynomial with these coefficients, that of the highest power first.
+    pub(super) fn polynomial(self, coefficients: &[f64]) -> Value<'b> {
+        let (first, rest) = coefficients
+            .split_first()
+            .expect("a polynomial has coefficients");
+        let start = self.constant(Number::Float(*first));
+        rest.iter()
+            .fold(start, |sum, &coefficient| sum * self + coefficient)
     }
 
     /// In another shape, elements in row-major order.

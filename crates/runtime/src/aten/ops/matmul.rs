@@ -8,8 +8,8 @@ use crate::aten::value::Value;
 use crate::pjrt::ElementType::{self, *};
 
 pub(super) static ROWS: &[OperatorRow] = &[
-    OperatorRow::new("mm", |call| Ok(vec![product(call, 0, 1)?])),
-    OperatorRow::new("bmm", |call| Ok(vec![product(call, 0, 1)?])),
+    OperatorRow::new("mm", |call| product(call, 0, 1)),
+    OperatorRow::new("bmm", |call| product(call, 0, 1)),
 ];
 
 /// The type in which products of `element` are summed.

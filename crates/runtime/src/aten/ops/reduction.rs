@@ -1,10 +1,8 @@
 //! Reductions over dimensions.
 
 use crate::aten::Error;
-use crate::aten::body::{Dims, Type};
-use crate::aten::call::{Call, Results};
+use crate::aten::call::Call;
 use crate::aten::element::opmath;
-use crate::aten::request::Number;
 use crate::aten::table::OperatorRow;
 use crate::aten::value::Value;
 
@@ -12,32 +10,6 @@ pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("sum.dim_IntList", sum),
     OperatorRow::new("sum", sum),
 ];
-
-/// Combines the elements along `dimensions`, which disappear.
-pub(super) fn reduce<'b>(
-    value: Value<'b>,
-    operation: &str,
-    initial: Number,
-    dimensions: &[usize],
-) -> Value<'b> {
-    if dimensions.is_empty() {
-        return value;
-    }
-    let from = value.ty();
-    let dims: Dims = (0..from.dims.len())
-        .filter(|dimension| !dimensions.contains(dimension))
-        .map(|dimension| from.dims[dimension])
-        .collect();
-    let start = value.point(initial);
-    let (ty, number) = (Type::new(from.element, &dims), start.ty());
-    value.body().push(
-        ty.clone(),
-        format_args!(
-            "stablehlo.reduce({value} init: {start}) applies stablehlo.{operation} across \
-             dimensions = {dimensions:?} : ({from}, {number}) -> {ty}"
-        ),
-    )
-}
 
 /// `value`, reduced over `dimensions`, in the shape of result 0 (which keeps dimensions or not).
 pub(super) fn shaped<'b>(call: &Call<'b>, value: Value<'b>) -> Result<Value<'b>, Error> {
@@ -48,7 +20,7 @@ pub(super) fn shaped<'b>(call: &Call<'b>, value: Value<'b>) -> Result<Value<'b>,
     Ok(value.reshape(sizes))
 }
 
-fn sum<'b>(call: &Call<'b>) -> Results<'b> {
+fn sum<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
     let element = opmath(call.result(0)?.element);
     let value = call.tensor(0)?.convert(element);
     // The overload without dimensions has the type in their place.
@@ -56,8 +28,5 @@ fn sum<'b>(call: &Call<'b>) -> Results<'b> {
         Ok(_) => call.dimensions(1, value.rank())?,
         Err(_) => (0..value.rank()).collect(),
     };
-    Ok(vec![shaped(
-        call,
-        reduce(value, "add", Number::Int(0), &dimensions),
-    )?])
+    shaped(call, value.sum(&dimensions))
 }
