@@ -3,7 +3,8 @@
 use super::body::{Body, Type};
 use super::element::{self, Rank};
 use super::request::{
-    Argument, Destination, Kind, Number, Operand, Request, ResultType, Scalar, StorageType, View,
+    Argument, Destination, Kind, Number, Operand, Precision, Request, ResultType, Scalar,
+    StorageType, View,
 };
 use super::table::{OperatorRow, Rule};
 use super::value::{Value, broadcast};
@@ -18,10 +19,15 @@ pub(super) struct Call<'b> {
     arrays: Vec<Option<Value<'b>>>,
     scalars: Vec<Value<'b>>,
     state: Option<Value<'b>>,
+    precision: Precision,
 }
 
 /// Lowers `request` with its row.
-pub(super) fn lower(row: &OperatorRow, request: &Request<'_>) -> Result<Lowered, Error> {
+pub(super) fn lower(
+    row: &OperatorRow,
+    request: &Request<'_>,
+    precision: Precision,
+) -> Result<Lowered, Error> {
     let body = Body::default();
     let parameter = |storage: &StorageType| {
         (!storage.absent).then(|| body.parameter(Type::new(storage.element, &storage.dims)))
@@ -36,6 +42,7 @@ pub(super) fn lower(row: &OperatorRow, request: &Request<'_>) -> Result<Lowered,
             .map(|&element| body.parameter(Type::new(element, &[])))
             .collect(),
         state: (row.random).then(|| body.parameter(Type::new(U64, &[2]))),
+        precision,
     };
     let values = match row.rule {
         Rule::One(rule) => vec![Some(rule(&call)?)],
@@ -138,6 +145,15 @@ fn scalar_types(request: &Request<'_>) -> Result<Vec<ElementType>, Error> {
 }
 
 impl<'b> Call<'b> {
+    /// The attribute of a product that says how exact it is.
+    pub(super) fn precision(&self) -> &'static str {
+        match self.precision {
+            Precision::Highest => "HIGHEST",
+            Precision::High => "HIGH",
+            Precision::Medium => "DEFAULT",
+        }
+    }
+
     pub(super) fn body(&self) -> &'b Body {
         self.body
     }

@@ -67,11 +67,17 @@ pub struct Lowered {
     pub random: bool,
 }
 
-/// The program for a call; `None` if the operator has no row in the table.
+/// The program for a call, with products of `f32` as exact as that type; `None` if the operator has
+/// no row in the table.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if the row does not cover the call's types or options;
 /// [`Error::Malformed`] if the request does not fit the operator.
 pub fn lower(request: &Request<'_>) -> Option<Result<Lowered, Error>> {
-    table::find(request.operator).map(|row| call::lower(row, request))
+    lower_with(request, Precision::Highest)
+}
+
+/// [`lower`] with products of a given precision.
+pub fn lower_with(request: &Request<'_>, precision: Precision) -> Option<Result<Lowered, Error>> {
+    table::find(request.operator).map(|row| call::lower(row, request, precision))
 }

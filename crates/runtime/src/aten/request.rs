@@ -170,8 +170,6 @@ pub struct Request<'a> {
     /// in the schema, and [`OperatorRow::writes`](super::OperatorRow::writes)), in the order of arguments.
     /// `None` where the operator returns an undefined tensor, or such an argument is not given.
     pub results: Vec<Option<ResultType>>,
-    /// How exact products of `f32` are.
-    pub precision: Precision,
 }
 
 /// How exact products of `f32` matrices are (`torch.set_float32_matmul_precision`).
