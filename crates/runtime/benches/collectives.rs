@@ -2,7 +2,7 @@
 //! and algorithm bandwidth.
 //!
 //! `cargo bench -p tpu-dist-runtime --bench collectives -- [--ranks 2] [--ops all_reduce,barrier]
-//! [--sizes 8,1K,1M] [--dtype float32] [--transport auto]`. The figure is the median over
+//! [--sizes 8,1K,1M] [--dtype float32] [--memory heap|arena]`. The figure is the median over
 //! blocks of calls on rank 0; blocks are short enough that one takes a few milliseconds.
 
 use std::process::Command;
@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
-use tpu_dist_runtime::{Call, Communicator, DirectoryStore, GroupSpec, Pieces, Segment, Shape};
+use tpu_dist_runtime::{
+    Call, Communicator, DirectoryStore, GroupSpec, Pieces, Segment, Shape, arena,
+};
 
 const BLOCKS: usize = 15;
 
@@ -19,6 +21,7 @@ struct Options {
     ops: Vec<String>,
     sizes: Vec<usize>,
     dtype: DType,
+    in_arena: bool,
 }
 
 fn options() -> Options {
@@ -56,6 +59,7 @@ fn options() -> Options {
             .iter()
             .find(|known| known.name() == dtype)
             .expect("a dtype's name"),
+        in_arena: value("--memory", "heap") == "arena",
     }
 }
 
@@ -100,7 +104,7 @@ fn run(options: &Options, rank: u32) {
     }
     for op in &options.ops {
         for &size in &options.sizes {
-            let micros = measure(&group, op, size, options.dtype);
+            let micros = measure(&group, op, size, options);
             if rank == 0 {
                 let rate = size as f64 / micros / 1e3;
                 println!("{op:>16} {size:>10} {micros:>12.3} {rate:>10.2}");
@@ -114,13 +118,23 @@ fn run(options: &Options, rank: u32) {
 }
 
 /// `size` is the whole: what a rank holds after an all_gather, before a reduce_scatter.
-fn measure(group: &Communicator, op: &str, size: usize, dtype: DType) -> f64 {
+fn measure(group: &Communicator, op: &str, size: usize, options: &Options) -> f64 {
+    let dtype = options.dtype;
     let n = group.size() as usize;
     let unit = dtype.size() * n;
     let size = size.div_ceil(unit) * unit;
-    let mut input = vec![0u8; size];
-    let mut output = vec![0u8; size];
-    let (input, output) = (input.as_mut_ptr(), output.as_mut_ptr());
+    // Kept to the end of the process, which is soon.
+    let memory = || {
+        let memory = if options.in_arena {
+            arena::allocate(size).expect("room in the arena").as_ptr()
+        } else {
+            vec![0u8; size].leak().as_mut_ptr()
+        };
+        // SAFETY: just taken, of that length. A first touch costs more than a collective.
+        unsafe { memory.write_bytes(0, size) };
+        memory
+    };
+    let (input, output) = (memory(), memory());
     let call = |kind, op: Option<ReduceOp>, input: Pieces, output: Pieces| Call {
         kind,
         op,

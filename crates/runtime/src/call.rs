@@ -95,6 +95,19 @@ impl Pieces {
         self.segments.iter().map(|segment| segment.bytes).sum()
     }
 
+    /// The whole as one range, where the segments follow each other in memory.
+    pub(crate) fn contiguous(&self) -> Option<Segment> {
+        let (first, rest) = self.segments.split_first()?;
+        let mut whole = *first;
+        for segment in rest {
+            if whole.ptr.wrapping_add(whole.bytes) != segment.ptr {
+                return None;
+            }
+            whole.bytes += segment.bytes;
+        }
+        Some(whole)
+    }
+
     /// All segments, in order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments

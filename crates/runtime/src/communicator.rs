@@ -1128,6 +1128,7 @@ impl Group {
         }
         if let Engine::Local(local) = &self.engine {
             local.fail();
+            self.fabric.arena.taint();
         }
         if tell {
             // Whoever has a connection to a dead rank says so: the others may have none.

@@ -3,13 +3,15 @@
 //!
 //! Each test starts this binary once for each rank; [`rank`] is what a rank runs.
 
+use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
 use tpu_dist_runtime::{
-    Call, Communicator, DirectoryStore, Error, GroupSpec, Operation, Pieces, Segment, Shape,
+    Call, Communicator, DirectoryStore, Error, GroupSpec, Operation, Pieces, Segment, Shape, arena,
 };
 
 struct Ranks {
@@ -118,6 +120,83 @@ fn rank() {
     group.shutdown();
 }
 
+/// Data of a rank, which `TPU_DIST_TEST_MEMORY` places: `arena` in memory that peers
+/// reach, `mixed` so on odd ranks only, else on the heap.
+struct Memory {
+    data: NonNull<f32>,
+    count: usize,
+    in_arena: bool,
+}
+
+impl Memory {
+    fn of(value: f32, count: usize) -> Memory {
+        std::iter::repeat_n(value, count).collect()
+    }
+}
+
+impl FromIterator<f32> for Memory {
+    fn from_iter<I: IntoIterator<Item = f32>>(values: I) -> Memory {
+        let values: Box<[f32]> = values.into_iter().collect();
+        let count = values.len();
+        let odd = env("TPU_DIST_TEST_RANK")
+            .unwrap()
+            .ends_with(['1', '3', '5']);
+        let in_arena = match env("TPU_DIST_TEST_MEMORY").as_deref() {
+            Some("arena") => true,
+            Some("mixed") => odd,
+            _ => false,
+        };
+        let data = if in_arena {
+            let data = arena::allocate(4 * count).unwrap().cast::<f32>();
+            // SAFETY: just taken, aligned to a page, and of that length.
+            unsafe { data.copy_from_nonoverlapping(NonNull::from(&*values).cast(), count) };
+            data
+        } else {
+            NonNull::from(Box::leak(values)).cast()
+        };
+        Memory {
+            data,
+            count,
+            in_arena,
+        }
+    }
+}
+
+impl Clone for Memory {
+    fn clone(&self) -> Memory {
+        self.iter().copied().collect()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: taken in `from_iter` in the same way, and not used after this.
+        unsafe {
+            if self.in_arena {
+                arena::free(self.data.cast());
+            } else {
+                drop(Box::from_raw(&raw mut **self));
+            }
+        }
+    }
+}
+
+impl Deref for Memory {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: as many values were written when it was made.
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.count) }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and owned.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.count) }
+    }
+}
+
 fn bytes(data: &[f32]) -> (*mut u8, usize) {
     (data.as_ptr().cast_mut().cast(), size_of_val(data))
 }
@@ -165,7 +244,7 @@ fn values(group: &Communicator) {
     // Small whole numbers: every order of summation gives the exact result.
     let value = |rank: usize, index: usize| ((rank * 7 + index * 3) % 61) as f32;
     for count in [0, 1, 5, 27, 28, 29, 1024, 5000, 70_000, 300_000, 1_000_003] {
-        let own: Vec<f32> = (0..count).map(|index| value(me, index)).collect();
+        let own: Memory = (0..count).map(|index| value(me, index)).collect();
         let sum = |index: usize| (0..n).map(|rank| value(rank, index)).sum::<f32>();
         let mut data = own.clone();
         all_reduce(group, &mut data, ReduceOp::Sum).unwrap();
@@ -186,7 +265,7 @@ fn values(group: &Communicator) {
             let data = if me == root {
                 own.clone()
             } else {
-                vec![-1.0; count]
+                Memory::of(-1.0, count)
             };
             let (input, output) = if me == root {
                 (whole(&data), Pieces::new())
@@ -202,7 +281,7 @@ fn values(group: &Communicator) {
                 (0..count).all(|index| data[index] == value(root, index)),
                 "broadcast {count}"
             );
-            let result = vec![-1.0f32; count];
+            let result = Memory::of(-1.0, count);
             let output = if me == root {
                 whole(&result)
             } else {
@@ -223,7 +302,7 @@ fn values(group: &Communicator) {
                     "reduce {count}"
                 );
             }
-            let all = vec![-1.0f32; count * n];
+            let all = Memory::of(-1.0, count * n);
             let output = if me == root {
                 split(&all, n)
             } else {
@@ -242,8 +321,8 @@ fn values(group: &Communicator) {
                 let right = |at: usize| all[at] == value(at / count, at % count);
                 assert!((0..all.len()).all(right), "gather {count}");
             }
-            let all: Vec<f32> = (0..n * count).map(|index| value(root, index)).collect();
-            let part = vec![-1.0f32; count];
+            let all: Memory = (0..n * count).map(|index| value(root, index)).collect();
+            let part = Memory::of(-1.0, count);
             let input = if me == root {
                 split(&all, n)
             } else {
@@ -261,7 +340,7 @@ fn values(group: &Communicator) {
             let right = |index: usize| part[index] == value(root, me * count + index);
             assert!((0..count).all(right), "scatter {count}");
         }
-        let all = vec![-1.0f32; count * n];
+        let all = Memory::of(-1.0, count * n);
         run(
             group,
             call(Kind::AllGather, None, whole(&own), split(&all, n)),
@@ -271,8 +350,8 @@ fn values(group: &Communicator) {
             (0..all.len()).all(|at| all[at] == value(at / count, at % count)),
             "gather {count}"
         );
-        let wide: Vec<f32> = (0..count * n).map(|index| value(me, index)).collect();
-        let part = vec![-1.0f32; count];
+        let wide: Memory = (0..count * n).map(|index| value(me, index)).collect();
+        let part = Memory::of(-1.0, count);
         let scatter = call(
             Kind::ReduceScatter,
             Some(ReduceOp::Sum),
@@ -284,7 +363,7 @@ fn values(group: &Communicator) {
             (0..count).all(|index| part[index] == sum(me * count + index)),
             "rs {count}"
         );
-        let exchanged = vec![-1.0f32; count * n];
+        let exchanged = Memory::of(-1.0, count * n);
         run(
             group,
             call(Kind::AllToAll, None, split(&wide, n), split(&exchanged, n)),
@@ -318,18 +397,18 @@ fn uneven(group: &Communicator) {
             }
             pieces
         };
-        let own = vec![me as f32; counts[me]];
-        let all = vec![-1.0f32; counts.iter().sum()];
+        let own = Memory::of(me as f32, counts[me]);
+        let all = Memory::of(-1.0, counts.iter().sum());
         run(
             group,
             call(Kind::AllGather, None, whole(&own), pieces(&all, &counts)),
         )
         .unwrap();
-        let expected: Vec<f32> = (0..n)
+        let expected: Memory = (0..n)
             .flat_map(|rank| vec![rank as f32; counts[rank]])
             .collect();
-        assert_eq!(all, expected);
-        let part = vec![-1.0f32; counts[me]];
+        assert_eq!(*all, *expected);
+        let part = Memory::of(-1.0, counts[me]);
         let input = pieces(&expected, &counts);
         run(
             group,
@@ -341,12 +420,12 @@ fn uneven(group: &Communicator) {
             ),
         )
         .unwrap();
-        assert_eq!(part, vec![(me * n) as f32; counts[me]]);
+        assert_eq!(*part, vec![(me * n) as f32; counts[me]]);
         // Rank r sends r * s elements to rank s.
         let send: Vec<usize> = (0..n).map(|to| me * to * scale).collect();
         let receive: Vec<usize> = (0..n).map(|from| me * from * scale).collect();
-        let data = vec![me as f32; send.iter().sum()];
-        let got = vec![-1.0f32; receive.iter().sum()];
+        let data = Memory::of(me as f32, send.iter().sum());
+        let got = Memory::of(-1.0, receive.iter().sum());
         let exchange = call(
             Kind::AllToAll,
             None,
@@ -357,7 +436,7 @@ fn uneven(group: &Communicator) {
         let expected: Vec<f32> = (0..n)
             .flat_map(|from| vec![from as f32; receive[from]])
             .collect();
-        assert_eq!(got, expected);
+        assert_eq!(*got, expected);
     }
 }
 
@@ -646,6 +725,14 @@ fn right_values_over_shared_memory() {
     for ranks in [1, 2, 3, 4, 7] {
         start("values", ranks, &[]).finish(&[]);
     }
+}
+
+#[test]
+fn right_values_in_place() {
+    for ranks in [2, 3, 4] {
+        start("values", ranks, &[("TPU_DIST_TEST_MEMORY", "arena")]).finish(&[]);
+    }
+    start("values", 3, &[("TPU_DIST_TEST_MEMORY", "mixed")]).finish(&[]);
 }
 
 #[test]

@@ -55,13 +55,24 @@ impl<'a> Data<'a> {
         }
     }
 
+    /// Whether other ranks read what `rank` brings.
+    pub(crate) fn is_read_from(self, rank: usize) -> bool {
+        let call = &self.job.call;
+        let root = call.root as usize;
+        match call.kind {
+            Kind::Broadcast | Kind::Scatter => rank == root,
+            Kind::Reduce | Kind::Gather => rank != root,
+            _ => true,
+        }
+    }
+
     fn others(self) -> impl Iterator<Item = usize> {
         (1..self.ranks).map(move |step| (self.me + step) % self.ranks)
     }
 
     /// Makes the output, where all of what each rank brings lies at `data(rank)`. Not for
     /// all-to-all.
-    pub(crate) fn finish_small(self, scales: &[f64], data: impl Fn(usize) -> *const u8) {
+    pub(crate) fn finish_whole(self, scales: &[f64], data: impl Fn(usize) -> *const u8) {
         let call = &self.job.call;
         let root = call.root as usize;
         match call.kind {

@@ -8,6 +8,10 @@
 //! goes through staging buffers in *rounds*, numbered through the life of the group:
 //! three counters of each rank say which rounds it has staged (`produced`), reduced
 //! (`reduced`) and read completely (`consumed`).
+//!
+//! Large data that lies in the ranks' regions anyway (see [`crate::arena`]) is not
+//! staged: the arrival says where it is, the others use it in place, and a rank leaves
+//! when all have done so, which takes one round.
 
 use std::future::poll_fn;
 use std::mem::offset_of;
@@ -23,6 +27,7 @@ use tpu_dist_collectives::{Kind, ReduceKind, Signature};
 use super::data::Data;
 use super::{Failure, Job, walk};
 use crate::Error;
+use crate::call::Pieces;
 use crate::fabric::{Fabric, Peer};
 use crate::sync::{Doorbell, publish_fence};
 
@@ -66,7 +71,13 @@ struct Slot {
     inline: [u8; INLINE_BYTES],
     signature: [u8; Signature::LEN],
     scale: f64,
+    /// Where large input and output lie in the rank's region; `NOWHERE` if not in it.
+    input: u64,
+    output: u64,
 }
+
+/// Not in shared memory.
+const NOWHERE: u64 = u64::MAX;
 
 const SMALL_OFFSET: usize = size_of::<Seat>().next_multiple_of(4096);
 const STAGE_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES;
@@ -145,6 +156,18 @@ impl SeatPtr {
         }
     }
 }
+
+/// Where a rank's data lies in shared memory, as far as it does.
+struct Window {
+    input: Option<*mut u8>,
+    output: Option<*mut u8>,
+}
+
+// SAFETY: addresses of shared memory, which stays mapped as long as the group; who may
+// touch it when, the protocol says.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
 
 /// A counter that ranks wait for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -246,15 +269,22 @@ impl Local {
         if job.call.kind == Kind::AllToAll {
             return self.all_to_all(job, sequence).await;
         }
+        let scales = self.scales(job, sequence);
         if small {
-            let scales = self.scales(job, sequence);
             let data = self.data(job);
-            data.finish_small(&scales, |rank| {
+            data.finish_whole(&scales, |rank| {
                 self.small_data(rank, sequence, data.contribution_of(rank))
             });
             return Ok(());
         }
-        let scales = self.scales(job, sequence);
+        let data = self.data(job);
+        let contribution = |rank| data.contribution_of(rank);
+        let is_read_from = |rank| data.is_read_from(rank);
+        if self.ranks > 1
+            && let Some(windows) = self.windows(job, sequence, contribution, is_read_from)
+        {
+            return self.in_place(job, &scales, &windows).await;
+        }
         match job.call.kind {
             Kind::AllReduce => self.all_reduce(job, &scales).await,
             Kind::AllGather => self.all_gather(job).await,
@@ -390,6 +420,19 @@ impl Local {
                 (*slot).scale = scale;
             }
         }
+        if !small {
+            let offset = |pieces: &Pieces| {
+                let whole = pieces.contiguous()?;
+                let region = &self.fabric.region.mapping;
+                region.offset_of(whole.ptr, whole.bytes)
+            };
+            let place = |pieces| offset(pieces).map_or(NOWHERE, |offset| offset as u64);
+            // SAFETY: as above.
+            unsafe {
+                (*slot).input = place(&job.call.input);
+                (*slot).output = place(&job.call.output);
+            }
+        }
         if job.call.kind == Kind::AllToAll {
             self.write_tables(job, sequence);
         } else if small {
@@ -427,11 +470,7 @@ impl Local {
     }
 
     fn compare(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
-        for rank in self.others() {
-            if self.seat(rank).failed().load(Ordering::Acquire) != 0 {
-                return Err(Failure::Gone { rank: rank as u32 });
-            }
-        }
+        self.none_failed()?;
         let mine = fingerprint(&job.agreed());
         let differs =
             |rank: &usize| self.seat(*rank).hash(sequence).load(Ordering::Relaxed) != mine;
@@ -470,6 +509,87 @@ impl Local {
         (0..self.ranks)
             .map(|rank| unsafe { (*self.seat(rank).slot(sequence).as_ptr()).scale })
             .collect()
+    }
+
+    // ---- large data, in place ----
+
+    /// Where each rank's data lies, when all that ranks need of each other is in shared
+    /// memory: the same answer on all ranks.
+    ///
+    /// `bytes` is what a rank brings; input counts where `is_needed`.
+    fn windows(
+        &self,
+        job: &Job,
+        sequence: u64,
+        bytes: impl Fn(usize) -> usize,
+        is_needed: impl Fn(usize) -> bool,
+    ) -> Option<SmallVec<[Window; 8]>> {
+        let window = |rank: usize| {
+            // SAFETY: as in `compare`.
+            let (input, output) = unsafe {
+                let slot = self.seat(rank).slot(sequence).as_ptr();
+                ((*slot).input, (*slot).output)
+            };
+            let mapping = match &self.peers[rank] {
+                Some(peer) => peer.mapping.as_deref()?,
+                None => &self.fabric.region.mapping,
+            };
+            let address = |offset| mapping.window(offset, bytes(rank)).map(NonNull::as_ptr);
+            let window = Window {
+                input: address(input),
+                output: address(output),
+            };
+            let complete = (window.input.is_some() || !is_needed(rank))
+                && (window.output.is_some() || job.call.kind != Kind::AllReduce);
+            complete.then_some(window)
+        };
+        (0..self.ranks).map(window).collect()
+    }
+
+    /// Works on the ranks' data where it lies.
+    async fn in_place(&self, job: &Job, scales: &[f64], windows: &[Window]) -> Result<(), Failure> {
+        let data = self.data(job);
+        let round = self.begin(1);
+        let input = |rank: usize| windows[rank].input.unwrap_or(std::ptr::null_mut());
+        if job.call.kind == Kind::AllReduce {
+            // Each rank reduces a part and writes it to all.
+            let bytes = job.call.input.bytes();
+            let part = bytes.div_ceil(self.ranks).next_multiple_of(64);
+            let start = (part * self.me).min(bytes);
+            let length = (part * (self.me + 1)).min(bytes) - start;
+            let copies: SmallVec<[*mut u8; 16]> = self
+                .others()
+                .filter_map(|rank| windows[rank].output)
+                .map(|output| output.wrapping_add(start))
+                .collect();
+            data.reduce_range(scales, start, length, (0, 0), &copies, |rank| {
+                input(rank).wrapping_add(start)
+            });
+        } else {
+            data.finish_whole(scales, |rank| input(rank).cast_const());
+        }
+        self.leave_window(&data, round).await
+    }
+
+    /// Ends a collective that used the ranks' data in place: waits until nobody needs that
+    /// of this rank any more.
+    async fn leave_window(&self, data: &Data<'_>, round: u64) -> Result<(), Failure> {
+        self.end(round + 1);
+        if data.is_read_from(self.me) {
+            self.all_have(Counter::Consumed, round + 1).await;
+        }
+        // A rank that gave up may have used its memory for something else since.
+        self.none_failed()
+    }
+
+    fn none_failed(&self) -> Result<(), Failure> {
+        std::sync::atomic::fence(Ordering::Acquire);
+        for rank in self.others() {
+            if self.seat(rank).failed().load(Ordering::Acquire) != 0 {
+                return Err(Failure::Gone { rank: rank as u32 });
+            }
+        }
+        Ok(())
     }
 
     // ---- large data, in rounds ----
@@ -835,6 +955,7 @@ impl Local {
         let part = STAGE_BYTES / n / 64 * 64;
         let mut count = 0;
         let mut in_slot: SmallVec<[bool; 16]> = SmallVec::new();
+        let mut totals: SmallVec<[usize; 16]> = SmallVec::new();
         for from in 0..n {
             let mut total = 0;
             let mut largest = 0;
@@ -852,25 +973,36 @@ impl Local {
                 total += sent as usize;
                 largest = largest.max(if to == from { 0 } else { sent as usize });
             }
+            totals.push(total);
             in_slot.push(self.tables_bytes() + total <= SMALL_BYTES);
             if !in_slot[from] {
                 count = count.max(largest.div_ceil(part) as u64);
             }
         }
-        self.data(job).copy_own();
-        for from in self.others().filter(|&from| in_slot[from]) {
+        let windows = self.windows(job, sequence, |rank| totals[rank], |rank| !in_slot[rank]);
+        let data = self.data(job);
+        data.copy_own();
+        for from in self.others() {
+            let whole = match &windows {
+                _ if in_slot[from] => {
+                    let small = self.seat(from).small(sequence);
+                    small.wrapping_add(self.tables_bytes())
+                }
+                Some(windows) => windows[from].input.unwrap_or(std::ptr::null_mut()),
+                None => continue,
+            };
             let before: u64 = (0..self.me)
                 .map(|to| self.sizes(sequence, from, to).0)
                 .sum();
-            let data = self
-                .seat(from)
-                .small(sequence)
-                .wrapping_add(self.tables_bytes() + before as usize);
-            self.data(job)
-                .copy_in(from, 0, job.call.output.piece_bytes(from), data);
+            let piece = whole.wrapping_add(before as usize);
+            data.copy_in(from, 0, job.call.output.piece_bytes(from), piece);
         }
         if count == 0 {
             return Ok(());
+        }
+        if windows.is_some() {
+            let round = self.begin(1);
+            return self.leave_window(&data, round).await;
         }
         let base = self.begin(count);
         let stage = |round: u64| {

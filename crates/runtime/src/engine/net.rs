@@ -142,7 +142,7 @@ impl Net {
                 Some(_) => (0..data.ranks).map(scale).collect(),
                 None => SmallVec::new(),
             };
-            data.finish_small(&scales, |rank| record(rank)[SCALE_BYTES..].as_ptr());
+            data.finish_whole(&scales, |rank| record(rank)[SCALE_BYTES..].as_ptr());
             return Ok(());
         }
         let mut memory = Memory::new(self, job);

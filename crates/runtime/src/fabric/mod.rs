@@ -16,6 +16,7 @@ use crate::Error;
 use crate::config::{Config, TransportChoice};
 use crate::link::{AnySource, Link};
 use crate::sync::{Doorbell, Inbox, publish_fence};
+use crate::arena::Arena;
 use crate::transport::region::{Mapping, OwnRegion};
 use crate::transport::ring::RING_FOOTPRINT;
 use crate::wire::{Control, ProcessInfo, VERSION};
@@ -86,6 +87,7 @@ enum Bit {
 pub(crate) struct Fabric {
     pub(crate) info: ProcessInfo,
     pub(crate) region: Arc<OwnRegion>,
+    pub(crate) arena: Arena,
     pub(crate) any_source: Arc<AnySource>,
     peers: Mutex<HashMap<u128, Arc<Peer>>>,
     peer_added: Condvar,
@@ -144,6 +146,7 @@ impl Fabric {
         let (control, runtime) = control::Handle::new(listeners.streams)?;
         let fabric = Arc::new(Fabric {
             info,
+            arena: Arena::new(region.clone()),
             region,
             any_source: Arc::default(),
             peers: Mutex::default(),

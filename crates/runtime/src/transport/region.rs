@@ -130,6 +130,20 @@ impl Mapping {
             ))),
         }
     }
+
+    /// Where `bytes` at `ptr` lie in the region, if they lie in it.
+    pub(crate) fn offset_of(&self, ptr: *const u8, bytes: usize) -> Option<usize> {
+        let offset = (ptr as usize).checked_sub(self.base.as_ptr() as usize)?;
+        (offset.checked_add(bytes)? <= REGION_BYTES).then_some(offset)
+    }
+
+    /// The address of the `bytes` at `offset`, which a peer named; `None` outside the
+    /// region.
+    pub(crate) fn window(&self, offset: u64, bytes: usize) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(offset).ok()?;
+        // SAFETY: the range lies inside the mapping.
+        (offset.checked_add(bytes)? <= REGION_BYTES).then(|| unsafe { self.base.add(offset) })
+    }
 }
 
 impl Drop for Mapping {
@@ -195,12 +209,31 @@ impl OwnRegion {
         Ok(offset)
     }
 
+    /// Gives the range its pages at once, which is faster than one by one as they are
+    /// touched; returns `offset`.
+    pub(crate) fn populate(&self, offset: usize, bytes: usize) -> usize {
+        // SAFETY: the range was allocated, and its content stays as it is. Where the kernel
+        // does not know the advice (before 5.14) nothing happens.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                self.mapping.base.add(offset).as_ptr().cast(),
+                bytes,
+                rustix::mm::Advice::LinuxPopulateWrite,
+            )
+        };
+        offset
+    }
+
+    /// Gives the pages of a range back to the system; they read as zeros when next used.
+    pub(crate) fn discard(&self, offset: usize, bytes: usize) {
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(&self.fd, punch, offset as u64, bytes as u64);
+    }
+
     /// Gives back what [`OwnRegion::allocate`] gave; no peer touches it any more.
     pub(crate) fn release(&self, offset: usize, bytes: usize) {
         let mut bytes = bytes.next_multiple_of(PAGE);
-        // The pages go back to the system, and read as zeros when next used.
-        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        let _ = rustix::fs::fallocate(&self.fd, punch, offset as u64, bytes as u64);
+        self.discard(offset, bytes);
         let mut free = self.free.lock().expect("no panic while the list is held");
         let mut start = offset;
         if let Some((&before, &length)) = free.range(..offset).next_back()
