@@ -145,6 +145,12 @@ fn scalar_types(request: &Request<'_>) -> Result<Vec<ElementType>, Error> {
 }
 
 impl<'b> Call<'b> {
+    /// Zeros.
+    pub(super) fn zeros(&self, element: ElementType, sizes: &[i64]) -> Value<'b> {
+        self.body
+            .constant(Number::Int(0), Type::new(element, sizes))
+    }
+
     /// The attribute of a product that says how exact it is.
     pub(super) fn precision(&self) -> &'static str {
         match self.precision {

@@ -24,6 +24,7 @@ mod ops;
 mod reduce;
 mod request;
 mod scatter;
+mod special;
 mod table;
 mod value;
 mod view;

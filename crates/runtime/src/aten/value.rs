@@ -214,6 +214,11 @@ impl<'b> Value<'b> {
         self.body.constant(number, Type::new(self.element(), &[]))
     }
 
+    /// A zero of this one's element type.
+    pub(super) fn zero(self) -> Value<'b> {
+        self.point(Number::Int(0))
+    }
+
     /// Zeros of this one's type.
     pub(super) fn zeros(self) -> Value<'b> {
         self.constant(Number::Int(0))

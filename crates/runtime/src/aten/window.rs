@@ -98,6 +98,17 @@ impl<'b> Value<'b> {
     }
 }
 
+impl<'b> Value<'b> {
+    /// Combines each element along a dimension with all before it.
+    pub(super) fn scan(self, operation: &str, initial: Number, dimension: usize) -> Value<'b> {
+        let dims = self.dims();
+        let mut window = Window::point(dims.len());
+        window.size[dimension] = dims[dimension].max(1);
+        window.low[dimension] = dims[dimension].max(1) - 1;
+        self.reduce_window(operation, initial, &window)
+    }
+}
+
 /// The region that combines two elements of `value`.
 pub(super) fn combiner(value: Value<'_>, operation: &str) -> String {
     let number = Type::new(value.element(), &[]);

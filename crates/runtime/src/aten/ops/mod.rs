@@ -1,9 +1,22 @@
 //! The operators, by family.
 
+mod activation;
 mod arithmetic;
-mod copy;
+mod compare;
+mod complex;
+mod convolution;
+mod creation;
+mod indexing;
+mod loss;
 mod matmul;
+mod normalization;
+mod pooling;
+mod random;
 mod reduction;
+mod shape;
+mod softmax;
+mod sorting;
+mod unary;
 
 use super::Error;
 use super::call::Call;
@@ -12,8 +25,25 @@ use super::table::OperatorRow;
 use super::value::Value;
 use crate::pjrt::ElementType;
 
-pub(super) static FAMILIES: &[&[OperatorRow]] =
-    &[arithmetic::ROWS, copy::ROWS, matmul::ROWS, reduction::ROWS];
+pub(super) static FAMILIES: &[&[OperatorRow]] = &[
+    activation::ROWS,
+    arithmetic::ROWS,
+    compare::ROWS,
+    complex::ROWS,
+    convolution::ROWS,
+    creation::ROWS,
+    indexing::ROWS,
+    loss::ROWS,
+    matmul::ROWS,
+    normalization::ROWS,
+    pooling::ROWS,
+    random::ROWS,
+    reduction::ROWS,
+    shape::ROWS,
+    softmax::ROWS,
+    sorting::ROWS,
+    unary::ROWS,
+];
 
 /// Arguments, tensors or numbers, in the type in which torch computes on them.
 fn operands<'b, const N: usize>(
