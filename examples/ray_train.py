@@ -52,6 +52,7 @@ def train(settings: dict[str, Any]) -> None:
         optimizer.zero_grad()
         loss.backward()
         if checkpoint is None and rank == world - 1 and step == settings["kill"]:
+            ray.train.get_all_reported_checkpoints()  # Waits until Ray has the last one.
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
         loss = loss.detach()
@@ -81,7 +82,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     # Each worker asks Ray for a processor, however many there are.
-    ray.init(num_cpus=arguments.workers + 1, include_dashboard=False, log_to_driver=True)
+    ray.init("local", num_cpus=arguments.workers + 1, include_dashboard=False)
     with tempfile.TemporaryDirectory() as storage:
         trainer = TorchTrainer(
             train,

@@ -17,6 +17,7 @@ Install it with ``pip install tpu_dist[ray]``.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ from tpu_dist._backend import NAME
 from tpu_dist.topology import Topology
 
 __all__ = ["Place", "TpuDistConfig", "order_of_ranks"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,17 @@ def _settle(rank: int, local: int, local_world: int, host: int, env: dict[str, s
 def _environment(
     places: Sequence[Place], order: Sequence[int], coordinator: str
 ) -> list[dict[str, str]]:
-    """What each rank finds in its environment."""
+    """What each rank finds in its environment; nothing where they have not the whole slice."""
     slices = list(dict.fromkeys(places[n].slice for n in order))
     generation = places[0].pod_type.rpartition("-")[0]
     topology = Topology.from_labels(generation, places[0].topology, len(slices))
+    held = sum(len(place.chips) for place in places)
+    if held != topology.chips:
+        logger.warning(
+            "the workers hold %d of the %d chips of %s: their environment names no topology",
+            *(held, topology.chips, topology.name),
+        )
+        return [{} for _ in order]
     everything = []
     local: Counter[str] = Counter()
     for n in order:

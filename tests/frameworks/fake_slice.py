@@ -1,11 +1,8 @@
-"""A Ray cluster that looks like hosts of TPU slices; prints what its workers saw, as JSON.
-
-Usage: fake_slice.py SLICES HOSTS CHIPS_A_WORKER [KILL]
+"""A Ray cluster that looks like hosts of TPU slices; prints what jobs on it saw, as JSON.
 
 The hosts are Ray nodes on this machine, with the resources and labels that Ray gives hosts
-of v5p slices: of shape 2x2x1 with one host of four chips, 2x2x2 with two. They join in an
-order that is not that of the slice. With KILL the last rank dies in the second step of the
-first attempt.
+of TPU slices: two v5p slices of shape 2x2x2, which have two hosts of four chips each, and a
+v6e slice of shape 2x2, which is one host. They join in an order that is not the slices'.
 """
 
 from __future__ import annotations
@@ -13,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import ray
@@ -25,7 +20,19 @@ from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from tpu_dist.ray import TpuDistConfig
 
-ACCELERATOR, CHIPS = "TPU-V5P", 4
+CHIPS = 4
+"""Of a host."""
+V5P, V6E = ("TPU-V5P", "v5p-16", "2x2x2"), ("TPU-V6E", "v6e-4", "2x2")
+HOSTS = [("a", V5P, 1), ("b", V5P, 1), ("b", V5P, 0), ("one", V6E, 0), ("a", V5P, 0)]
+"""Name and kind of the slice, number of the host."""
+
+JOBS = {
+    "two slices": {"kind": V5P, "workers": 4, "chips": 4, "kill": False},
+    "two processes a host": {"kind": V5P, "workers": 4, "chips": 2, "kill": True},
+    "one process a chip": {"kind": V6E, "workers": 4, "chips": 1, "kill": False},
+}
+"""Kind of slice, workers, chips of each; whether the last dies in the second step."""
+
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "TPU_WORKER_ID"),
     *("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"),
@@ -70,8 +77,7 @@ def train(settings):
             start = int((Path(directory) / "step").read_text()) + 1
     for step in range(start, 3):
         if settings["kill"] and start == 0 and step == 1 and rank == world - 1:
-            # Ray looks for checkpoints every second or so.
-            time.sleep(6)
+            assert len(ray.train.get_all_reported_checkpoints()) == 1
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
         with tempfile.TemporaryDirectory() as directory:
@@ -80,55 +86,52 @@ def train(settings):
             ray.train.report({"everybody": everybody, "start": start}, checkpoint=saved)
 
 
+def job(kind, workers, chips, kill):
+    """Trains on a part of the cluster; what the last report said."""
+    with tempfile.TemporaryDirectory() as storage:
+        result = TorchTrainer(
+            train,
+            train_loop_config={"kill": kill},
+            torch_config=TpuDistConfig(),
+            scaling_config=ScalingConfig(
+                num_workers=workers,
+                use_tpu=True,
+                topology=kind[2],
+                accelerator_type=kind[0],
+                resources_per_worker={"CPU": 1, "TPU": chips},
+            ),
+            run_config=RunConfig(
+                storage_path=storage, failure_config=FailureConfig(max_failures=1)
+            ),
+        ).fit()
+    return result.metrics
+
+
 def main():
-    """Starts the cluster, trains, prints."""
-    slices, hosts, chips_a_worker = map(int, sys.argv[1:4])
-    pod_type, topology = f"v5p-{2 * CHIPS * hosts}", f"2x2x{hosts}"
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": False},
-    )
+    """Starts the cluster, runs the jobs, prints."""
+    cluster = Cluster()
     try:
-        address = 2
-        for host in reversed(range(hosts)):
-            for number in range(slices):
-                name = f"slice-{number}"
-                cluster.add_node(
-                    num_cpus=CHIPS,
-                    node_ip_address=f"127.0.1.{address}",
-                    resources={
-                        "TPU": CHIPS,
-                        f"accelerator_type:{ACCELERATOR}": 1,
-                        **({f"TPU-{pod_type}-head": 1} if host == 0 else {}),
-                    },
-                    labels={
-                        "ray.io/tpu-slice-name": name,
-                        "ray.io/tpu-worker-id": str(host),
-                        "ray.io/tpu-topology": topology,
-                        "ray.io/tpu-pod-type": pod_type,
-                        "ray.io/accelerator-type": ACCELERATOR,
-                    },
-                    env_vars={"TPU_NAME": name},
-                )
-                address += 1
+        for number, (name, (accelerator, pod_type, topology), host) in enumerate(HOSTS):
+            cluster.add_node(
+                num_cpus=CHIPS,
+                include_dashboard=False,
+                node_ip_address=f"127.0.1.{number + 1}",
+                resources={
+                    "TPU": CHIPS,
+                    f"accelerator_type:{accelerator}": 1,
+                    **({f"TPU-{pod_type}-head": 1} if host == 0 else {}),
+                },
+                labels={
+                    "ray.io/tpu-slice-name": name,
+                    "ray.io/tpu-worker-id": str(host),
+                    "ray.io/tpu-topology": topology,
+                    "ray.io/tpu-pod-type": pod_type,
+                    "ray.io/accelerator-type": accelerator,
+                },
+                env_vars={"TPU_NAME": name},
+            )
         ray.init(address=cluster.address, log_to_driver=False)
-        with tempfile.TemporaryDirectory() as storage:
-            result = TorchTrainer(
-                train,
-                train_loop_config={"kill": len(sys.argv) > 4},
-                torch_config=TpuDistConfig(),
-                scaling_config=ScalingConfig(
-                    num_workers=slices * hosts * CHIPS // chips_a_worker,
-                    use_tpu=True,
-                    topology=topology,
-                    accelerator_type=ACCELERATOR,
-                    resources_per_worker={"CPU": 1, "TPU": chips_a_worker},
-                ),
-                run_config=RunConfig(
-                    storage_path=storage, failure_config=FailureConfig(max_failures=1)
-                ),
-            ).fit()
-        print("RESULT " + json.dumps(result.metrics))
+        print("RESULT " + json.dumps({name: job(**what) for name, what in JOBS.items()}))
     finally:
         ray.shutdown()
         cluster.shutdown()
