@@ -74,6 +74,7 @@ fn main() {
     cxx_build::CFG.include_prefix = "tpu_dist";
     cxx_build::bridge("src/bridge.rs")
         .files([
+            "cpp/arena.cpp",
             "cpp/executor.cpp",
             "cpp/work.cpp",
             "cpp/backend.cpp",

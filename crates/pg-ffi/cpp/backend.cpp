@@ -11,6 +11,7 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
+#include "arena.hpp"
 #include "executor.hpp"
 
 namespace tpu_dist {
@@ -537,6 +538,25 @@ bool ProcessGroupTpuDist::supportsSplitting() const {
 
 bool ProcessGroupTpuDist::supportsCoalescing() const {
   return true;
+}
+
+bool ProcessGroupTpuDist::supportsTensorAlloc(c10::DeviceIndex /*device*/) {
+  return group_->shares_memory();
+}
+
+at::Tensor ProcessGroupTpuDist::allocateTensor(long size, at::TensorOptions options) {
+  constexpr auto name = "allocate_tensor";
+  if (size < 0) {
+    invalid(name, "argument 'size': expected a number of elements, got ", size);
+  }
+  if (!options.device().is_cpu()) {
+    invalid(name, "argument 'device': expected cpu, got ", options.device());
+  }
+  return arena_tensor(size, options);
+}
+
+std::shared_ptr<c10::Allocator> ProcessGroupTpuDist::getMemAllocator() {
+  return arena_allocator();
 }
 
 bool ProcessGroupTpuDist::supportsAbortHooks() const {

@@ -67,6 +67,10 @@ class ProcessGroupTpuDist final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
   bool supportsSplitting() const override;
   bool supportsCoalescing() const override;
+  // Tensors that the ranks of the host reach in place, without a copy in between.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
   bool supportsAbortHooks() const override;
   bool supportsCompletionHooks() const override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;

@@ -128,6 +128,12 @@ void register_classes(size_t address) {
   // The base classes must be known first.
   py::module_::import("torch._C._distributed_c10d");
 
+  // What Backend.mem_allocator returns; torch makes it known only where it has a GPU.
+  if (py::detail::get_type_info(typeid(c10::Allocator)) == nullptr) {
+    py::class_<c10::Allocator, std::shared_ptr<c10::Allocator>>(
+        module, "Allocator", "Allocates the memory of tensors.");
+  }
+
   py::class_<
       ProcessGroupTpuDist,
       NoGilHolder<ProcessGroupTpuDist>,

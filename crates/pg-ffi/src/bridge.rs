@@ -1,6 +1,7 @@
 //! What C++ and Rust call of each other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -185,6 +186,8 @@ pub(crate) mod ffi {
             shape: Shape,
             work: *mut Work,
         ) -> Launch;
+        /// Whether the ranks of the group reach each other's memory.
+        fn shares_memory(self: &Group) -> bool;
         fn monitored_barrier(self: &Group, timeout_ms: i64, wait_all_ranks: bool) -> Failure;
         fn set_timeout(self: &Group, timeout_ms: i64);
         fn timeout_ms(self: &Group) -> i64;
@@ -201,6 +204,11 @@ pub(crate) mod ffi {
         /// Who sent what was received; -1 while that is not known.
         fn source_rank(self: &Operation) -> i32;
         unsafe fn release_operation(operation: *const Operation);
+
+        /// The address of `bytes` of memory that the ranks of the host share; 0 with a
+        /// failure.
+        fn arena_allocate(bytes: usize, failure: &mut Failure) -> usize;
+        unsafe fn arena_free(address: usize);
     }
 
     unsafe extern "C++" {
@@ -317,6 +325,25 @@ impl From<&ffi::GroupSpec> for runtime::GroupSpec {
             default: spec.is_default,
             timeout: timeout(spec.timeout_ms).unwrap_or_default(),
         }
+    }
+}
+
+fn arena_allocate(bytes: usize, failure: &mut ffi::Failure) -> usize {
+    match guarded(|| runtime::arena::allocate(bytes)) {
+        Ok(memory) => memory.as_ptr() as usize,
+        Err(said) => {
+            *failure = said;
+            0
+        }
+    }
+}
+
+/// # Safety
+/// As [`runtime::arena::free`].
+unsafe fn arena_free(address: usize) {
+    if let Some(memory) = NonNull::new(address as *mut u8) {
+        // SAFETY: passed on.
+        unsafe { runtime::arena::free(memory) };
     }
 }
 
@@ -445,6 +472,10 @@ fn reduce_op(kind: ffi::ReduceKind, factor: f64) -> Option<collectives::ReduceOp
 }
 
 impl Group {
+    fn shares_memory(&self) -> bool {
+        self.0.shares_memory()
+    }
+
     /// # Safety
     /// As [`create_group`].
     unsafe fn split(&self, spec: &ffi::GroupSpec, failure: &mut ffi::Failure) -> *mut Group {

@@ -476,6 +476,12 @@ impl Communicator {
         self.group.spec.size
     }
 
+    /// Whether its ranks reach each other's memory, and so work in place on data that
+    /// lies in the [`arena`](crate::arena).
+    pub fn shares_memory(&self) -> bool {
+        matches!(&self.group.engine, Engine::Local(local) if local.ranks() > 1)
+    }
+
     /// The id it was created with.
     pub fn id(&self) -> &str {
         &self.group.spec.id

@@ -26,6 +26,7 @@ OPERATIONS = (
     "barrier",
 )
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64", "uint8", "int8")
+MEMORY = ("torch", "group")
 DEFAULT_SIZES = "8,1KiB,16KiB,64KiB,256KiB,1MiB,8MiB,64MiB"
 
 BLOCKS = 7
@@ -74,6 +75,12 @@ def add(commands: Any) -> None:
         "--ranks", type=int, default=2, help="processes; ignored under torchrun"
     )
     parser.add_argument("--backend", default="tpu_dist", help="what is timed")
+    parser.add_argument(
+        "--memory",
+        choices=MEMORY,
+        default=MEMORY[0],
+        help="whose tensors: torch's, or the process group's, which it works on in place",
+    )
     parser.add_argument("--compare", help="another backend, timed in turns, as gloo")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--plot", type=Path, help="draw bus bandwidth over size to this file")
@@ -89,15 +96,14 @@ def run(options: argparse.Namespace) -> int:
     sizes = [parse_size(size) for size in options.sizes.split(",")]
     if options.ranks < 1:
         raise ValueError(f"--ranks: expected at least 1, got {options.ranks}")
+    job = (operations, sizes, dtypes, options.backend, options.compare, options.memory)
     if "RANK" in os.environ:
         # Started by torchrun, perhaps on several hosts.
-        rows = _measure(operations, sizes, dtypes, options.backend, options.compare, None)
+        rows = _measure(*job, None)
         if os.environ["RANK"] != "0":
             return 0
     else:
-        rows = _spawn(
-            options.ranks, operations, sizes, dtypes, options.backend, options.compare
-        )
+        rows = _spawn(options.ranks, *job)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -129,9 +135,7 @@ def _rank(rank: int, ranks: int, directory: str, job: Any) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1"
     )
-    operations, sizes, dtypes, backend, compare = job
-    init_method = f"file://{directory}/store"
-    rows = _measure(operations, sizes, dtypes, backend, compare, init_method)
+    rows = _measure(*job, f"file://{directory}/store")
     if rank == 0:
         text = json.dumps([asdict(row) for row in rows])
         (Path(directory) / "rows.json").write_text(text)
@@ -143,6 +147,7 @@ def _measure(
     dtypes: Sequence[str],
     backend: str,
     compare: str | None,
+    memory: str,
     init_method: str | None,
 ) -> list[Row]:
     import torch
@@ -153,12 +158,13 @@ def _measure(
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world)
     own = dist.group.WORLD
     other = dist.new_group(backend=compare) if compare else None
+    empty = _group_memory(own) if memory == "group" else torch.empty
     rows = []
     try:
         for operation in operations:
             for dtype in dtypes:
                 for size in sizes if operation != "barrier" else sizes[:1]:
-                    row = _time(operation, size, getattr(torch, dtype), own, other)
+                    row = _time(operation, size, getattr(torch, dtype), own, other, empty)
                     rows.append(row)
                     if rank == 0 and sys.stderr.isatty():
                         print(f"{operation} {format_size(row.bytes)} {dtype}", file=sys.stderr)
@@ -167,14 +173,29 @@ def _measure(
     return rows
 
 
-def _time(operation: str, size: int, dtype: Any, own: Any, other: Any) -> Row:
+def _group_memory(group: Any) -> Callable[..., Any]:
+    """``torch.empty`` in memory that the ranks of ``group`` reach in place."""
+    import torch
+
+    device = torch.device("cpu")
+    backend = group._get_backend(device)
+    if not backend.supports_tensor_alloc(device):
+        raise ValueError(
+            "--memory: expected torch, as the ranks of the group share no memory, got group"
+        )
+    return lambda count, dtype: backend.allocate_tensor(count, dtype=dtype, device=device)
+
+
+def _time(
+    operation: str, size: int, dtype: Any, own: Any, other: Any, empty: Callable[..., Any]
+) -> Row:
     import torch
     import torch.distributed as dist
 
     rank, world = dist.get_rank(), dist.get_world_size()
     unit = dtype.itemsize * world
     size = -(-size // unit) * unit if operation != "barrier" else 0
-    case = _Case(operation, size // dtype.itemsize, dtype, rank, world)
+    case = _Case(operation, size // dtype.itemsize, dtype, rank, world, empty)
     correct = torch.tensor([int(case.is_right(own))])
     dist.all_reduce(correct, op=dist.ReduceOp.MIN, group=own)
     groups = [own] if other is None else [own, other]
@@ -222,13 +243,19 @@ def _time(operation: str, size: int, dtype: Any, own: Any, other: Any) -> Row:
 class _Case:
     """One operation on one size: ``count`` elements are the whole that a rank holds at most."""
 
-    def __init__(self, operation: str, count: int, dtype: Any, rank: int, world: int) -> None:
-        import torch
-
+    def __init__(
+        self,
+        operation: str,
+        count: int,
+        dtype: Any,
+        rank: int,
+        world: int,
+        empty: Callable[..., Any],
+    ) -> None:
         self.operation, self.rank, self.world = operation, rank, world
-        self.input = self._fill(rank, count, dtype)
-        self.output = torch.zeros(count, dtype=dtype)
-        self.part = torch.zeros(count // world, dtype=dtype)
+        self.input = empty(count, dtype=dtype).copy_(self._fill(rank, count, dtype))
+        self.output = empty(count, dtype=dtype).zero_()
+        self.part = empty(count // world, dtype=dtype).zero_()
 
     def _fill(self, rank: int, count: int, dtype: Any) -> Any:
         """Small whole numbers, so that every dtype holds every sum exactly."""

@@ -33,13 +33,15 @@ use crate::sync::{Doorbell, publish_fence};
 
 /// Data that fits beside the sequence number.
 const INLINE_BYTES: usize = 112;
-/// Bytes of each of the two buffers for small data.
+/// Bytes of each of the two buffers for small data and for the tables of an all-to-all.
 const SMALL_BYTES: usize = 64 << 10;
 /// Bytes of a staging buffer.
 const STAGE_BYTES: usize = 256 << 10;
 /// Staging buffers, used in turn.
 const STAGES: usize = 4;
-/// Up to here all ranks read all data; above, each reduces a part and the parts are
+/// Up to here data travels with the arrival, and all ranks read all of it.
+const ONE_SHOT: usize = 8 << 10;
+/// The same for an all-reduce, where above it each rank reduces a part, and the parts are
 /// gathered.
 const ONE_SHOT_REDUCE: usize = 4 << 10;
 
@@ -85,8 +87,9 @@ const STAGE_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES;
 const _: () = assert!(STAGES >= 3);
 const FOOTPRINT: usize = STAGE_OFFSET + STAGES * STAGE_BYTES;
 
-/// Largest group: the tables of an all-to-all must fit in a small buffer.
-pub(crate) const MAX_RANKS: usize = SMALL_BYTES / 32;
+/// Largest group: the tables of an all-to-all and small data must fit in a small buffer.
+pub(crate) const MAX_RANKS: usize = 2048;
+const _: () = assert!(2 * 8 * MAX_RANKS + ONE_SHOT <= SMALL_BYTES);
 
 /// The address of a seat.
 #[derive(Clone, Copy)]
@@ -403,7 +406,7 @@ impl Local {
     fn is_small(&self, job: &Job) -> bool {
         let limit = match job.call.kind {
             Kind::AllReduce => ONE_SHOT_REDUCE,
-            _ => SMALL_BYTES,
+            _ => ONE_SHOT,
         };
         self.data(job).largest_contribution() <= limit
     }
@@ -920,7 +923,7 @@ impl Local {
             // (`MAX_RANKS`).
             unsafe { to.cast::<u64>().add(index).write(size as u64) };
         }
-        if self.tables_bytes() + call.input.bytes() <= SMALL_BYTES {
+        if call.input.bytes() <= ONE_SHOT {
             let to = to.wrapping_add(self.tables_bytes());
             walk(
                 call.input.segments(),
@@ -974,7 +977,7 @@ impl Local {
                 largest = largest.max(if to == from { 0 } else { sent as usize });
             }
             totals.push(total);
-            in_slot.push(self.tables_bytes() + total <= SMALL_BYTES);
+            in_slot.push(total <= ONE_SHOT);
             if !in_slot[from] {
                 count = count.max(largest.div_ceil(part) as u64);
             }
