@@ -8,6 +8,7 @@
 
 pub mod algorithm;
 pub mod dtype;
+pub mod estimate;
 pub mod lower;
 pub mod op;
 pub mod reduce;

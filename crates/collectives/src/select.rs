@@ -7,8 +7,14 @@ use crate::algorithm::{
     Algorithm, Binomial, CostModel, Direct, Dissemination, DoubleBinaryTree, HalvingDoubling,
     OneShot, Pairwise, Pat, Prediction, RecursiveDoubling, Ring, Swing, Transport,
 };
+use tpu_dist_mesh::cost::{Contender, why};
+
 use crate::schedule::{Request, RequestError};
 use crate::{DType, Kind, ReduceKind};
+
+/// Bytes of the largest message of a plan between hosts, so that a receiver reduces one while
+/// the next comes.
+pub const MESSAGE_BYTES: u64 = 256 << 10;
 
 /// Chooses an algorithm for each request by predicted time.
 ///
@@ -118,6 +124,14 @@ impl<'a> Selector<'a> {
         }
     }
 
+    /// Among those that the engine for ranks in one host's memory has.
+    pub fn in_memory(model: &'a dyn CostModel) -> Selector<'a> {
+        Selector {
+            candidates: vec![Arc::new(OneShot), Arc::new(Direct)],
+            ..Selector::new(model, Transport::Local)
+        }
+    }
+
     /// Also considers `algorithm`, for example one that knows the topology.
     pub fn with(mut self, algorithm: Arc<dyn Algorithm>) -> Selector<'a> {
         self.candidates.push(algorithm);
@@ -186,6 +200,29 @@ impl<'a> Selector<'a> {
         })
     }
 
+    /// Why an algorithm was chosen: what its time consists of, and what it saves against the next.
+    pub fn why(&self, request: &Request, choice: &Choice) -> String {
+        let latency = WithoutBytes(self.model);
+        let contender = |algorithm: &dyn Algorithm| Contender {
+            name: algorithm.name(),
+            seconds: algorithm
+                .cost(request, self.model, self.transport)
+                .seconds(),
+            latency: algorithm.cost(request, &latency, self.transport).seconds(),
+        };
+        let mut candidates = choice.explanation.candidates.iter();
+        let next = candidates
+            .find(|candidate| {
+                candidate.name != choice.explanation.chosen
+                    && matches!(candidate.verdict, Verdict::Predicted(_))
+            })
+            .and_then(|next| self.candidates.iter().find(|a| a.name() == next.name));
+        why(
+            &contender(&*choice.algorithm),
+            next.map(|next| contender(&**next)).as_ref(),
+        )
+    }
+
     fn forced(&self, request: &Request) -> Result<Option<&Arc<dyn Algorithm>>, SelectError> {
         let Some(name) = &self.forced else {
             return Ok(None);
@@ -207,6 +244,27 @@ impl<'a> Selector<'a> {
             .iter()
             .filter(named)
             .find(|algorithm| algorithm.supports(request)))
+    }
+}
+
+/// A model in which bytes cost nothing.
+struct WithoutBytes<'a>(&'a dyn CostModel);
+
+impl CostModel for WithoutBytes<'_> {
+    fn alpha(&self, transport: Transport) -> f64 {
+        self.0.alpha(transport)
+    }
+
+    fn beta(&self, _: Transport) -> f64 {
+        0.0
+    }
+
+    fn overhead(&self, transport: Transport) -> f64 {
+        self.0.overhead(transport)
+    }
+
+    fn gamma(&self, _: Transport) -> f64 {
+        0.0
     }
 }
 

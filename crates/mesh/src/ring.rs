@@ -1,7 +1,7 @@
 //! Rings over physical links: one over all chips, or as many without a common link as the
 //! torus holds.
 
-use crate::{Axis, ChipId, Direction, Error, LinkGraph, Shape, Slice, Torus};
+use crate::{Axis, ChipId, Coord, Direction, Error, LinkGraph, Shape, Slice, Torus};
 
 /// An order of all chips of a slice in which neighbours, the last and the first included,
 /// are joined by links.
@@ -21,30 +21,25 @@ pub fn ring(slice: &Slice) -> Vec<ChipId> {
     order.into_iter().map(ChipId).collect()
 }
 
-/// Rings over all chips that share no link: with wrap along every axis as many as the torus has
+/// Rings over all live chips that share no link: with wrap along every axis as many as the torus has
 /// dimensions (2 or 3), otherwise 1, as the chips at the corners of a mesh have too few links for
 /// more. Using each in both directions uses every link of the torus.
 ///
+/// Rings over dead links are left out. Where none is left, or where chips are dead, there is one
+/// ring around what is dead, if the live chips are whole squares of four neighbours, as they are when
+/// hosts of 2x2 chips die.
+///
 /// # Errors
-/// [`Error::NoRing`] where a dead chip leaves none. Rings over dead links are left out;
-/// the error comes when all are.
+/// [`Error::NoRing`], which says whether there is none or only none that is looked for. One dead
+/// chip leaves none: neighbours stand on even and odd places in turn, and as many of each are
+/// needed.
 ///
 /// The construction starts from the axes, each a set of rings, and exchanges opposite
 /// sides of unit squares between two sets until each set is one ring. That a torus decomposes into
 /// rings is due to Kotzig (two dimensions) and Foregger (three).
 pub fn rings(links: &LinkGraph) -> Result<Vec<Vec<ChipId>>, Error> {
     let slice = links.slice();
-    let fail = |reason: &str| Error::NoRing {
-        what: slice.name(),
-        reason: reason.to_owned(),
-    };
     let shape = slice.shape();
-    if let Some(dead) = shape
-        .coords()
-        .find(|&coord| !links.is_alive(shape.chip(coord)))
-    {
-        return Err(fail(&format!("chip {dead} is dead")));
-    }
     let axes: Vec<_> = Axis::ALL
         .into_iter()
         .filter(|axis| shape.extents()[axis.index()] > 1)
@@ -58,15 +53,147 @@ pub fn rings(links: &LinkGraph) -> Result<Vec<Vec<ChipId>>, Error> {
     let live = |ring: &Vec<ChipId>| {
         (0..ring.len()).all(|at| {
             let (from, to) = (ring[at], ring[(at + 1) % ring.len()]);
-            from == to || links.live_links(from).any(|(_, link)| link.to == to)
+            links.is_alive(from)
+                && (from == to || links.live_links(from).any(|(_, link)| link.to == to))
         })
     };
     let rings: Vec<_> = all.into_iter().filter(live).collect();
-    if rings.is_empty() {
-        Err(fail("each crosses a dead link"))
-    } else {
-        Ok(rings)
+    if !rings.is_empty() {
+        return Ok(rings);
     }
+    match around(links, &axes) {
+        Some(ring) => Ok(vec![ring]),
+        None => Err(Error::NoRing {
+            what: slice.name(),
+            reason: why_none(links),
+        }),
+    }
+}
+
+/// Why [`around`] found nothing.
+fn why_none(links: &LinkGraph) -> String {
+    let shape = links.slice().shape();
+    let odd = |chip: ChipId| shape.coord(chip).0.iter().sum::<u32>() % 2 == 1;
+    let (dead, alive): (Vec<_>, Vec<_>) = shape
+        .coords()
+        .map(|coord| shape.chip(coord))
+        .partition(|&chip| !links.is_alive(chip));
+    let what = match dead[..] {
+        [] => "each crosses a dead link".to_owned(),
+        [chip] => format!("chip {} is dead", shape.coord(chip)),
+        [chip, ..] => format!(
+            "{} chips are dead, {} the first",
+            dead.len(),
+            shape.coord(chip)
+        ),
+    };
+    let alternate = alive.iter().all(|&chip| {
+        links
+            .live_links(chip)
+            .all(|(_, link)| odd(link.from) != odd(link.to))
+    });
+    let odds = alive.iter().filter(|&&chip| odd(chip)).count();
+    let evens = alive.len() - odds;
+    if alternate && odds != evens && alive.len() > 1 {
+        return format!(
+            "{what}; neighbours alternate between {evens} even and {odds} odd places, of which a \
+             ring needs as many"
+        );
+    }
+    format!("{what}; others are looked for only where whole squares of four chips live")
+}
+
+/// A ring over all live chips where these are whole squares of a tiling: the squares, joined one
+/// to the other by exchanging a side of each for the two links between them.
+fn around(links: &LinkGraph, axes: &[Axis]) -> Option<Vec<ChipId>> {
+    let shape = links.slice().shape();
+    let chips = shape.chips() as usize;
+    let step = |chip: u32, axis: Axis| {
+        let direction = Direction {
+            axis,
+            positive: true,
+        };
+        let link = links.port(ChipId(chip), direction)?;
+        links.is_live(link).then(|| links.link(link).to.0)
+    };
+    let pairs = axes
+        .iter()
+        .enumerate()
+        .flat_map(|(at, &first)| axes[at + 1..].iter().map(move |&second| (first, second)));
+    for (first, second) in pairs {
+        // The two neighbours of each chip, and the ring it is in.
+        let mut next = vec![[u32::MAX; 2]; chips];
+        let mut squares = vec![u32::MAX; chips];
+        let corner = |chip: &u32| {
+            let Coord(at) = shape.coord(ChipId(*chip));
+            at[first.index()].is_multiple_of(2) && at[second.index()].is_multiple_of(2)
+        };
+        for a in (0..chips as u32).filter(corner) {
+            let (Some(b), Some(c)) = (step(a, first), step(a, second)) else {
+                continue;
+            };
+            let d = step(c, first);
+            if d.is_none() || d != step(b, second) {
+                continue;
+            }
+            let square = [a, b, d.unwrap_or(a), c];
+            for (at, &chip) in square.iter().enumerate() {
+                next[chip as usize] = [square[(at + 1) % 4], square[(at + 3) % 4]];
+                squares[chip as usize] = a;
+            }
+        }
+        let covered = |chip: u32| squares[chip as usize] != u32::MAX;
+        if (0..chips as u32).any(|chip| links.is_alive(ChipId(chip)) != covered(chip)) {
+            continue;
+        }
+        let mut parents: Vec<u32> = (0..chips as u32).collect();
+        let mut joined = true;
+        while joined {
+            joined = false;
+            for a in (0..chips as u32).filter(|&chip| covered(chip)) {
+                for axis in axes {
+                    for side in 0..2 {
+                        let b = next[a as usize][side];
+                        let (Some(c), Some(d)) = (step(a, *axis), step(b, *axis)) else {
+                            continue;
+                        };
+                        let ends = [a, c].map(|chip| find(&mut parents, squares[chip as usize]));
+                        if ends[0] == ends[1] || !next[c as usize].contains(&d) {
+                            continue;
+                        }
+                        parents[ends[0] as usize] = ends[1];
+                        for (chip, old, new) in [(a, b, c), (b, a, d), (c, d, a), (d, c, b)] {
+                            let places = &mut next[chip as usize];
+                            let place = usize::from(places[0] != old);
+                            places[place] = new;
+                        }
+                        joined = true;
+                    }
+                }
+            }
+        }
+        let start = (0..chips as u32).find(|&chip| covered(chip))?;
+        let mut ring = vec![ChipId(start)];
+        let (mut before, mut chip) = (start, next[start as usize][0]);
+        while chip != start {
+            ring.push(ChipId(chip));
+            let [a, b] = next[chip as usize];
+            (before, chip) = (chip, if a == before { b } else { a });
+        }
+        if ring.len() == (0..chips as u32).filter(|&chip| covered(chip)).count() {
+            return Some(ring);
+        }
+    }
+    None
+}
+
+/// The representative of a set of a union-find structure.
+fn find(parents: &mut [u32], mut at: u32) -> u32 {
+    while parents[at as usize] != at {
+        parents[at as usize] = parents[parents[at as usize] as usize];
+        at = parents[at as usize];
+    }
+    at
 }
 
 /// A cyclic order of the cells of a box, first extent fastest, in which neighbours are adjacent
@@ -365,13 +492,6 @@ impl Decomposition {
             .iter()
             .map(|&count| (0..count).collect())
             .collect();
-        fn find(parents: &mut [u32], mut at: u32) -> u32 {
-            while parents[at as usize] != at {
-                parents[at as usize] = parents[parents[at as usize] as usize];
-                at = parents[at as usize];
-            }
-            at
-        }
         for &square in squares {
             let Some((a, b)) = self.exchangeable(square) else {
                 continue;

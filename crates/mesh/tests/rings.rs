@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use tpu_dist_mesh::{ChipId, Coord, Error, Generation, LinkGraph, Slice, ring};
+use tpu_dist_mesh::{ChipId, Coord, Generation, LinkGraph, Slice, ring};
 
 fn legal() -> impl Iterator<Item = Slice> {
     Generation::ALL.into_iter().flat_map(|generation| {
@@ -15,10 +15,12 @@ fn legal() -> impl Iterator<Item = Slice> {
     })
 }
 
-/// Checks that a ring visits every chip once over real links; returns its links, undirected.
+/// Checks that a ring visits every live chip once over real links; returns its links, undirected.
 fn check(links: &LinkGraph, ring: &[ChipId]) -> HashSet<(ChipId, ChipId)> {
     let slice = links.slice();
-    assert_eq!(ring.len(), slice.chips() as usize, "{slice}");
+    let alive = (0..slice.chips()).filter(|&chip| links.is_alive(ChipId(chip)));
+    assert_eq!(ring.len(), alive.count(), "{slice}");
+    assert!(ring.iter().all(|&chip| links.is_alive(chip)), "{slice}");
     assert_eq!(
         ring.iter().collect::<HashSet<_>>().len(),
         ring.len(),
@@ -86,13 +88,51 @@ fn rings_with_faults() {
     check(&links, &rings[0]);
     links.kill_link(a, Coord([15, 0, 0])).unwrap();
     links.kill_link(a, Coord([0, 1, 0])).unwrap();
-    let error = ring::rings(&links).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "no ring over v6e:16x16: each crosses a dead link"
+    let error = ring::rings(&links).unwrap_err().to_string();
+    assert!(
+        error.starts_with("no ring over v6e:16x16: each crosses a dead link; others"),
+        "{error}"
     );
     links.kill_chip(b).unwrap();
-    assert!(
-        matches!(ring::rings(&links), Err(Error::NoRing { reason, .. }) if reason.contains("(1,0,0) is dead"))
-    );
+    let error = ring::rings(&links).unwrap_err().to_string();
+    let words = "chip (1,0,0) is dead; neighbours alternate between 128 even and 127 odd places";
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
+fn a_ring_goes_around_dead_hosts() {
+    for (name, corners) in [
+        ("v6e:16x16", &[[0, 0, 0]][..]),
+        ("v6e:16x16", &[[4, 6, 0], [14, 14, 0], [6, 6, 0]]),
+        ("v5e:4x4", &[[2, 0, 0]]),
+        ("v5e:4x4", &[[0, 0, 0], [2, 2, 0]]),
+        ("v5p:4x4x4", &[[0, 0, 0]]),
+        ("v5p:4x4x8", &[[2, 2, 3], [0, 0, 0], [0, 0, 1]]),
+        ("v5p:2x2x4", &[[0, 0, 3]]),
+    ] {
+        let slice: Slice = name.parse().unwrap();
+        let mut links = LinkGraph::new(&slice);
+        for &[x, y, z] in corners {
+            for (dx, dy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                links.kill_chip(Coord([x + dx, y + dy, z])).unwrap();
+            }
+        }
+        match ring::rings(&links) {
+            Ok(rings) => {
+                assert_eq!(rings.len(), 1, "{name}");
+                check(&links, &rings[0]);
+            }
+            // Two squares that touch at a corner only.
+            Err(error) => {
+                assert_eq!((name, corners.len()), ("v5e:4x4", 2), "{error}");
+                assert!(error.to_string().contains("8 chips are dead"), "{error}");
+            }
+        }
+    }
+    // Both rings of a mesh's only decomposition are cut, and another is found.
+    let slice: Slice = "v5e:4x4".parse().unwrap();
+    let mut links = LinkGraph::new(&slice);
+    links.kill_link(Coord([1, 1, 0]), Coord([2, 1, 0])).unwrap();
+    links.kill_link(Coord([1, 0, 0]), Coord([2, 0, 0])).unwrap();
+    check(&links, &ring::rings(&links).unwrap()[0]);
 }

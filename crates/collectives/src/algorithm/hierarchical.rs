@@ -26,6 +26,8 @@ pub struct Hierarchical {
     /// The group of each rank and its number in it; empty where the groups do not name every
     /// rank once.
     places: Arc<[(u32, u32)]>,
+    /// Shards, and so all-reduces across groups: the ranks of the smallest group.
+    shards: u32,
     inner: Arc<dyn Algorithm>,
     outer: Arc<dyn Algorithm>,
     transports: (Transport, Transport),
@@ -42,6 +44,7 @@ impl Hierarchical {
         let groups = groups.into();
         Hierarchical {
             places: places(&groups).into(),
+            shards: groups.iter().map(Vec::len).min().unwrap_or(0) as u32,
             groups,
             inner,
             outer,
@@ -58,14 +61,9 @@ impl Hierarchical {
         }
     }
 
-    /// Shards, and so all-reduces across groups.
-    fn shards(&self) -> u32 {
-        self.groups.iter().map(Vec::len).min().unwrap_or(0) as u32
-    }
-
     /// The request for a part inside a group of `members` ranks.
     fn inside(&self, request: &Request, kind: Kind, members: usize) -> Request {
-        let shards = self.shards();
+        let shards = self.shards;
         let split = Pieces::split(request.counts[0], shards);
         let counts = (0..members as u32).map(|member| {
             if member < shards {
@@ -85,7 +83,7 @@ impl Hierarchical {
 
     /// The request for the part across groups on `shard`.
     fn across(&self, request: &Request, shard: u32) -> Request {
-        let count = Pieces::split(request.counts[0], self.shards()).count(shard);
+        let count = Pieces::split(request.counts[0], self.shards).count(shard);
         Request {
             ranks: self.groups.len() as u32,
             root: 0,
@@ -103,7 +101,7 @@ impl Algorithm for Hierarchical {
     fn supports(&self, request: &Request) -> bool {
         request.kind == Kind::AllReduce
             && self.places.len() == request.ranks as usize
-            && self.shards() > 0
+            && self.shards > 0
             && self.outer.supports(&self.across(request, 0))
             && self.groups.iter().all(|group| {
                 self.inner
@@ -117,8 +115,8 @@ impl Algorithm for Hierarchical {
     fn steps(&self, request: &Request, rank: u32) -> RankPlan {
         let (number, shard) = self.places[rank as usize];
         let group = &self.groups[number as usize];
-        let count = match shard < self.shards() {
-            true => Pieces::split(request.counts[0], self.shards()).count(shard),
+        let count = match shard < self.shards {
+            true => Pieces::split(request.counts[0], self.shards).count(shard),
             false => 0,
         };
         // The shard is at the start of scratch; the parts have theirs after it.
@@ -146,6 +144,7 @@ impl Algorithm for Hierarchical {
                     ..chunk
                 },
             };
+            plan.steps.reserve(part.steps.len());
             plan.steps.extend(part.steps.into_iter().filter_map(|step| {
                 Some(match step {
                     Step::Send { to, chunk } => Step::Send {

@@ -1,6 +1,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use super::pieces::bound;
+
 /// Memory that a step works on.
 ///
 /// `Input` and `Output` are the user's. They are the pieces of a rank one after the
@@ -60,10 +62,8 @@ impl Chunk {
         if index >= parts {
             return self.part(self.count, 0);
         }
-        // The quotient is at most `count`.
-        let bound =
-            |index: u64| (u128::from(self.count) * u128::from(index) / u128::from(parts)) as u64;
-        self.part(bound(index), bound(index + 1) - bound(index))
+        let start = bound(self.count, index, parts);
+        self.part(start, bound(self.count, index + 1, parts) - start)
     }
 
     /// All of these parts; none for an empty chunk.

@@ -63,10 +63,7 @@ impl Pieces {
     pub fn offset(&self, rank: u32) -> u64 {
         match &self.layout {
             Layout::Uniform(count) => count * u64::from(rank),
-            Layout::Split(count) => {
-                // The quotient is at most `count`.
-                (u128::from(*count) * u128::from(rank) / u128::from(self.ranks.max(1))) as u64
-            }
+            Layout::Split(count) => bound(*count, rank.into(), self.ranks.max(1).into()),
             Layout::Uneven(starts) => starts[rank as usize],
         }
     }
@@ -93,6 +90,16 @@ impl Pieces {
             Layout::Split(count) => count.div_ceil(u64::from(self.ranks.max(1))),
             Layout::Uneven(starts) => starts.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
         }
+    }
+}
+
+/// Where part `index` of `count` elements begins, of `parts` that differ by at most one;
+/// `index` is at most `parts`.
+pub(super) fn bound(count: u64, index: u64, parts: u64) -> u64 {
+    match count.checked_mul(index) {
+        Some(product) => product / parts,
+        // The quotient is at most `count`.
+        None => (u128::from(count) * u128::from(index) / u128::from(parts)) as u64,
     }
 }
 

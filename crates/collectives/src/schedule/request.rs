@@ -71,6 +71,32 @@ pub enum RequestError {
 }
 
 impl Request {
+    /// A collective of `bytes` in all: one vector, or all pieces, which are equal (the last
+    /// bytes may be padding). Rank 0 is the root; messages have at most `message_bytes`.
+    pub fn of_bytes(
+        kind: Kind,
+        ranks: u32,
+        bytes: u64,
+        element_size: u32,
+        message_bytes: u64,
+    ) -> Request {
+        let size = u64::from(element_size.max(1));
+        let elements = bytes.div_ceil(size);
+        let counts = match kind {
+            Kind::Barrier | Kind::MonitoredBarrier => Vec::new(),
+            Kind::AllReduce | Kind::Reduce | Kind::Broadcast => vec![elements],
+            _ => vec![elements.div_ceil(ranks.max(1).into())],
+        };
+        Request {
+            kind,
+            ranks,
+            root: 0,
+            counts,
+            element_size,
+            max_message: (message_bytes / size).max(1),
+        }
+    }
+
     /// Checks what planners rely on.
     pub fn check(&self) -> Result<(), RequestError> {
         let Request {

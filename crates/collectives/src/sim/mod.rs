@@ -136,18 +136,47 @@ struct Channel {
 
 /// What an actor does, in eight bytes: what is played lives in memory by the million, and
 /// is waited for. Sizes are rounded to 24 bits.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct Op {
-    /// [`SEND`], [`RECEIVE`] or [`WORK`], and the channel.
+    /// [`SEND`], [`RECEIVE`] or [`WORK`] and the channel; or [`REPEAT`] and how many operations
+    /// before this one are done again.
     code: u32,
-    /// Sent, or worked on.
+    /// Sent, or worked on. For a repetition, how often it is done in all, as bits.
     bytes: f32,
 }
 
 const SEND: u32 = 0;
 const RECEIVE: u32 = 1 << 30;
 const WORK: u32 = 2 << 30;
+const REPEAT: u32 = 3 << 30;
 const CHANNEL: u32 = (1 << 30) - 1;
+
+/// Appends the operations of an actor; what an actor of a ring does again and again, once.
+fn compress(actor: &[Op], ops: &mut Vec<Op>) {
+    let mut rest = actor;
+    'next: while !rest.is_empty() {
+        for period in [2, 4] {
+            let Some((body, after)) = rest.split_at_checked(period) else {
+                break;
+            };
+            let again = after
+                .chunks_exact(period)
+                .take_while(|&chunk| chunk == body)
+                .count();
+            if again > 0 {
+                ops.extend_from_slice(body);
+                ops.push(Op {
+                    code: REPEAT | period as u32,
+                    bytes: f32::from_bits(again as u32 + 1),
+                });
+                rest = &after[again * period..];
+                continue 'next;
+            }
+        }
+        ops.push(rest[0]);
+        rest = &rest[1..];
+    }
+}
 
 impl<'a> Simulation<'a> {
     /// Nothing to play yet.
@@ -205,7 +234,9 @@ impl<'a> Simulation<'a> {
         let size = |count: u64| count as f64 * element;
         let receivers = self.programs.last().copied().unwrap_or(0);
         let mut pairs = Pairs::default();
+        let mut actor = Vec::new();
         for rank in 0..program {
+            actor.clear();
             for step in steps(rank) {
                 let mut channel = |from, to| {
                     pairs.find(from, to, || {
@@ -246,9 +277,9 @@ impl<'a> Simulation<'a> {
                     Step::Finish { .. } => continue,
                 };
                 let bytes = bytes as f32;
-                let op = Op { code, bytes };
-                self.ops.push(op);
+                actor.push(Op { code, bytes });
             }
+            compress(&actor, &mut self.ops);
             self.starts.push(self.ops.len());
         }
         self.programs.push(receivers + program);
@@ -321,7 +352,6 @@ enum Event {
 }
 
 /// When the messages came that were not received yet.
-#[derive(Clone)]
 struct Arrivals {
     /// Of the first of them; later than all times without one.
     first: f64,
@@ -366,10 +396,20 @@ impl Arrivals {
 
 #[derive(Clone, Copy)]
 struct Actor {
-    /// Its next operation.
+    /// Its next operation, and after the last.
     next: usize,
+    end: usize,
+    /// How often the repetition that it is in is still to be done; 0 outside of one.
+    repeats: u32,
     /// When it was last known to be.
     now: f64,
+}
+
+/// A channel and what came through it, in one cache line.
+#[repr(align(64))]
+struct Pipe {
+    channel: Channel,
+    arrivals: Arrivals,
 }
 
 #[derive(Clone, Copy)]
@@ -381,11 +421,14 @@ struct Link {
     busy: f64,
 }
 
+/// Events that are prepared together.
+const BATCH: usize = 32;
+
 struct Player<'a> {
     simulation: &'a Simulation<'a>,
     actors: Vec<Actor>,
     /// By channel.
-    arrivals: Vec<Arrivals>,
+    pipes: Vec<Pipe>,
     flights: Vec<Flight>,
     free_flights: Vec<u32>,
     links: Vec<Link>,
@@ -417,9 +460,21 @@ impl<'a> Player<'a> {
             simulation,
             actors: starts
                 .iter()
-                .map(|&next| Actor { next, now: 0.0 })
+                .zip(&starts[1..])
+                .map(|(&next, &end)| Actor {
+                    next,
+                    end,
+                    repeats: 0,
+                    now: 0.0,
+                })
                 .collect(),
-            arrivals: vec![Arrivals::NONE; channels.len()],
+            pipes: channels
+                .iter()
+                .map(|&channel| Pipe {
+                    channel,
+                    arrivals: Arrivals::NONE,
+                })
+                .collect(),
             flights: Vec::new(),
             free_flights: Vec::new(),
             links: (0..network.links()).map(link).collect(),
@@ -443,22 +498,24 @@ impl<'a> Player<'a> {
 
     fn run(mut self) -> Result<Outcome, SimError> {
         while let Some((_, mut events)) = self.events.pop_first() {
-            for (time, event) in events.drain(..) {
-                match event {
-                    Event::Actor(actor) => self.go_on(time, actor),
-                    Event::Hop(flight) => {
-                        self.free_flights.push(flight);
-                        self.hop(time, self.flights[flight as usize]);
+            for batch in events.chunks(BATCH) {
+                self.touch(batch);
+                for &(time, event) in batch {
+                    match event {
+                        Event::Actor(actor) => self.go_on(time, actor),
+                        Event::Hop(flight) => {
+                            self.free_flights.push(flight);
+                            self.hop(time, self.flights[flight as usize]);
+                        }
                     }
                 }
             }
+            events.clear();
             self.spare.push(events);
         }
-        let Simulation {
-            starts, programs, ..
-        } = self.simulation;
-        let ends = self.actors.iter().zip(&starts[1..]);
-        if let Some(stuck) = ends.clone().position(|(actor, &end)| actor.next < end) {
+        let programs = &self.simulation.programs;
+        let waits = |actor: &Actor| actor.next < actor.end;
+        if let Some(stuck) = self.actors.iter().position(waits) {
             let program = programs.partition_point(|&end| end as usize <= stuck);
             let first = if program == 0 {
                 0
@@ -482,19 +539,54 @@ impl<'a> Player<'a> {
         })
     }
 
+    /// Reads what events will need, all of one kind at a time: memory then works on many reads at
+    /// once, where the events one by one would wait for each.
+    fn touch(&self, batch: &[(f64, Event)]) {
+        let ops = &self.simulation.ops;
+        let mut next = [0; BATCH];
+        for (next, (_, event)) in next.iter_mut().zip(batch) {
+            if let Event::Actor(actor) = event {
+                *next = self.actors[*actor as usize].next;
+            }
+        }
+        let mut channels = [[0; 2]; BATCH];
+        for (channels, &next) in channels.iter_mut().zip(&next) {
+            // In a repetition the operation after this one is that before.
+            *channels = [next, next.saturating_sub(1)]
+                .map(|at| ops.get(at).map_or(0, |op| (op.code & CHANNEL) as usize));
+        }
+        let mut ends = [(0, 0); 2 * BATCH];
+        for (end, &channel) in ends.iter_mut().zip(channels.as_flattened()) {
+            if let Some(pipe) = self.pipes.get(channel) {
+                *end = (pipe.channel.first as usize, pipe.channel.receiver as usize);
+            }
+        }
+        let mut seen = 0.0;
+        for (link, receiver) in ends {
+            seen += self.links.get(link).map_or(0.0, |link| link.free) + self.actors[receiver].now;
+        }
+        std::hint::black_box(seen);
+    }
+
     /// Runs an actor until it has to wait.
     fn go_on(&mut self, mut time: f64, number: u32) {
-        let Simulation {
-            ops,
-            starts,
-            compute,
-            ..
-        } = self.simulation;
-        let end = starts[number as usize + 1];
-        let mut next = self.actors[number as usize].next;
-        while next < end {
-            let Op { code, bytes } = ops[next];
-            let (channel, bytes) = (code & CHANNEL, f64::from(bytes));
+        let Simulation { ops, compute, .. } = self.simulation;
+        let mut actor = self.actors[number as usize];
+        while actor.next < actor.end {
+            let Op { code, bytes } = ops[actor.next];
+            let channel = code & CHANNEL;
+            if code & !CHANNEL == REPEAT {
+                if actor.repeats == 0 {
+                    actor.repeats = bytes.to_bits();
+                }
+                actor.repeats -= 1;
+                match actor.repeats {
+                    0 => actor.next += 1,
+                    _ => actor.next -= channel as usize,
+                }
+                continue;
+            }
+            let bytes = f64::from(bytes);
             let done = match code & !CHANNEL {
                 SEND => {
                     let leaves = time + compute.overhead;
@@ -512,7 +604,7 @@ impl<'a> Player<'a> {
                     leaves
                 }
                 RECEIVE => {
-                    let arrivals = &mut self.arrivals[channel as usize];
+                    let arrivals = &mut self.pipes[channel as usize].arrivals;
                     let Some(arrival) = arrivals.pop() else {
                         arrivals.awaited = true;
                         break;
@@ -521,24 +613,23 @@ impl<'a> Player<'a> {
                 }
                 _ => time + bytes * compute.seconds_per_byte,
             };
-            next += 1;
+            actor.next += 1;
             let later = done > time;
             time = done;
-            if later && next < end {
+            if later && actor.next < actor.end {
                 // Others act before.
                 self.at(done, Event::Actor(number));
                 break;
             }
         }
-        self.actors[number as usize] = Actor { next, now: time };
+        actor.now = time;
+        self.actors[number as usize] = actor;
     }
 
     /// Puts a message on the next link of its route.
     fn hop(&mut self, time: f64, mut flight: Flight) {
-        let Simulation {
-            channels, links, ..
-        } = self.simulation;
-        let channel = channels[flight.channel as usize];
+        let links = &self.simulation.links;
+        let channel = self.pipes[flight.channel as usize].channel;
         if channel.hops == 0 {
             return self.arrive(time + channel.startup, flight.channel);
         }
@@ -577,10 +668,10 @@ impl<'a> Player<'a> {
     }
 
     fn arrive(&mut self, time: f64, channel: u32) {
-        let arrivals = &mut self.arrivals[channel as usize];
+        let Pipe { channel, arrivals } = &mut self.pipes[channel as usize];
         arrivals.push(time);
         if std::mem::take(&mut arrivals.awaited) {
-            let receiver = self.simulation.channels[channel as usize].receiver;
+            let receiver = channel.receiver;
             let now = self.actors[receiver as usize].now;
             self.at(now.max(time), Event::Actor(receiver));
         }
