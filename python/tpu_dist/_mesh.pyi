@@ -23,6 +23,30 @@ class Dimension(TypedDict):
     startup: float
     hop: float
 
+class ChipCandidate(TypedDict):
+    algorithm: str
+    seconds: float
+    latency: float
+    formula: bool
+
+class ChipExplanation(TypedDict):
+    chosen: str | None
+    why: str
+    candidates: list[ChipCandidate]
+
+class HostCandidate(TypedDict):
+    algorithm: str
+    seconds: float | None
+    formula: bool
+    excluded: str | None
+
+class HostExplanation(TypedDict):
+    chosen: str
+    forced: bool
+    shared_memory: bool
+    why: str
+    candidates: list[HostCandidate]
+
 class Process(TypedDict):
     index: int
     ranks: list[int]
@@ -103,6 +127,19 @@ class Topology:
     def costs(
         self, ranks: Sequence[int], collective: str, nbytes: float
     ) -> list[tuple[str, float]]: ...
+    def explain_chips(
+        self, ranks: Sequence[int], collective: str, nbytes: float
+    ) -> ChipExplanation: ...
+    def explain_hosts(
+        self,
+        ranks: Sequence[int],
+        collective: str,
+        nbytes: int,
+        *,
+        op: str = "SUM",
+        dtype: str = "float32",
+        algorithm: str | None = None,
+    ) -> HostExplanation: ...
     def group(self, ranks: Sequence[int]) -> list[Dimension]: ...
     def launch(
         self,

@@ -57,10 +57,17 @@ def test_explain(capsys):
     assert "x" in out
     assert main([*arguments, "--axis", "tp", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    times = [candidate["seconds"] for candidate in answer["candidates"]]
+    chips, hosts = answer["chips"], answer["hosts"]
+    times = [candidate["seconds"] for candidate in chips["candidates"]]
     assert times == sorted(times)
-    assert answer["candidates"][0]["algorithm"] == "bucket"
+    assert chips["chosen"] == chips["candidates"][0]["algorithm"] == "bucket"
+    assert chips["candidates"][0]["formula"]
     assert len(answer["ranks"]) == 16
+    usable = [c for c in hosts["candidates"] if c["seconds"] is not None]
+    assert hosts["chosen"] == usable[0]["algorithm"]
+    assert not hosts["shared_memory"]
+    assert usable == sorted(usable, key=lambda candidate: candidate["seconds"])
+    assert {c["algorithm"] for c in hosts["candidates"] if c["excluded"]} >= {"pairwise", "pat"}
     assert main(["explain", "all_reduce", "1KiB", "2*v5e:2x2", "--ranks", "0-3,4"]) == 0
 
 
@@ -69,7 +76,32 @@ def test_small_messages_take_few_steps(capsys):
         command = ["explain", "all_reduce", size, "v6e:16x16", "--mesh", "a=16,b=16"]
         assert main([*command, "--axis", "a", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
-        assert answer["candidates"][0]["algorithm"] == algorithm
+        assert answer["chips"]["chosen"] == algorithm
+
+
+def test_hosts_run_what_is_selected(capsys):
+    def hosts(*arguments):
+        command = ["explain", "all_reduce", "64MiB", "v5p:4x4x4", "--json", *arguments]
+        assert main(command) == 0
+        return json.loads(capsys.readouterr().out)["hosts"]
+
+    # Narrow types round once; a demand is met; four chips of a host share memory.
+    narrow = hosts("--dtype", "bfloat16")
+    assert narrow["chosen"] == "direct"
+    rounds = [
+        c["algorithm"] for c in narrow["candidates"] if c["excluded"] == "rounds partial sums"
+    ]
+    assert "ring" in rounds
+    demanded = hosts("--algorithm", "ring")
+    assert demanded["chosen"] == "ring"
+    assert demanded["forced"]
+    local = hosts("--ranks", "0-3")
+    assert local["shared_memory"]
+    assert {c["algorithm"] for c in local["candidates"]} == {"one_shot", "direct"}
+    assert main(["explain", "all_reduce", "1KiB", "v5p:4x4x4", "--algorithm", "ring"]) == 0
+    out = capsys.readouterr().out
+    assert "ring: as demanded; " in out
+    assert "estimated" in out
 
 
 @pytest.mark.parametrize(
@@ -85,6 +117,9 @@ def test_small_messages_take_few_steps(capsys):
         (["explain", "all_reduce", "1", "v5e:4x4", "--axis", "a"], "go together"),
         (["explain", "all_reduce", "1", "v5e:4x4", "--ranks", "a"], "--ranks: expected"),
         (["explain", "all_reduce", "1", "v5e:4x4", "--ranks", "3,3"], "3 repeats"),
+        (["explain", "all_reduce", "1", "v5e:4x4", "--op", "MEAN"], "op: expected one of SUM"),
+        (["explain", "all_reduce", "1", "v5e:4x4", "--dtype", "f32"], "dtype: expected one of"),
+        (["explain", "all_reduce", "1", "v5e:4x4", "--algorithm", "x"], "algorithm: expected"),
         (["topo", "v5e:4x4", "--svg", "/nonexistent/x.svg"], "No such file"),
     ],
 )

@@ -70,6 +70,12 @@ def test_routes_and_rings():
             dead_links=[((0, 0, 0), (1, 0, 0)), ((0, 0, 0), (0, 1, 0))],
         )
     assert len(topology.rings()) == 1
+    host = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
+    around = Topology("v5e:4x4").rings(dead_chips=host)
+    assert len(around[0]) == 12
+    assert not set(host) & set(around[0])
+    with pytest.raises(ValueError, match="8 even and 7 odd places"):
+        Topology("v5e:4x4").rings(dead_chips=[(1, 0, 0)])
     rings = Topology("v5p:4x4x4").rings()
     assert [len(set(ring)) for ring in rings] == [64, 64, 64]
 

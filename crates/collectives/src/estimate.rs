@@ -63,6 +63,28 @@ pub enum EstimateError {
     },
 }
 
+/// How the processes of some ranks of a job reach each other, with one process a device: through
+/// memory where one host has them all.
+///
+/// # Errors
+/// For ranks that do not exist.
+pub fn transport(job: &MultiSlice, ranks: &[u32]) -> Result<Transport, EstimateError> {
+    let devices = job.devices();
+    let mut hosts = Vec::with_capacity(ranks.len());
+    for &rank in ranks {
+        let device = devices.get(rank as usize).ok_or(EstimateError::Peer {
+            peer: rank,
+            ranks: devices.len() as u32,
+        })?;
+        hosts.push(device.process);
+    }
+    hosts.dedup();
+    Ok(match hosts.len() {
+        0 | 1 => Transport::Local,
+        _ => Transport::Network,
+    })
+}
+
 impl Estimator {
     /// For a group on the chips of `job`: rank p of the group is device `ranks[p]` of
     /// [`MultiSlice::devices`]. Groups like it are taken to be as busy.
@@ -116,7 +138,7 @@ impl Estimator {
             &Place::Hosts { ranks, transport } => {
                 let request = Request::of_bytes(kind, ranks, bytes, 1, MESSAGE_BYTES);
                 let model = Constants::DEFAULT;
-                let choice = Selector::new(&model, transport).select(&request, None)?;
+                let choice = Selector::on_hosts(&model, transport).select(&request, None)?;
                 Ok(choice.algorithm.cost(&request, &model, transport))
             }
         }
@@ -222,6 +244,10 @@ mod tests {
             prediction.expect("known").seconds()
         };
         assert!(time(&slices) > 10.0 * time(&line));
+        let job: MultiSlice = "v6e:16x16".parse().expect("legal");
+        assert_eq!(transport(&job, &[0, 1]), Ok(Transport::Local));
+        assert_eq!(transport(&job, &[0, 255]), Ok(Transport::Network));
+        assert!(transport(&job, &[256]).is_err());
         assert_eq!(time(&chips("v5e:2x2", &[3])), 0.0);
         let job: MultiSlice = "v5e:2x2".parse().expect("legal");
         let error = Estimator::on_chips(&job, &[0, 0]).expect_err("twice");

@@ -124,12 +124,14 @@ impl<'a> Selector<'a> {
         }
     }
 
-    /// Among those that the engine for ranks in one host's memory has.
-    pub fn in_memory(model: &'a dyn CostModel) -> Selector<'a> {
-        Selector {
-            candidates: vec![Arc::new(OneShot), Arc::new(Direct)],
-            ..Selector::new(model, Transport::Local)
+    /// Among those that the host engine has: in one host's memory all ranks read all data, or each
+    /// rank reduces a part; between hosts it has all.
+    pub fn on_hosts(model: &'a dyn CostModel, transport: Transport) -> Selector<'a> {
+        let mut selector = Selector::new(model, transport);
+        if transport == Transport::Local {
+            selector.candidates = vec![Arc::new(OneShot), Arc::new(Direct)];
         }
+        selector
     }
 
     /// Also considers `algorithm`, for example one that knows the topology.

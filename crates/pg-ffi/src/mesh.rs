@@ -5,6 +5,10 @@ use std::fmt::Display;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use tpu_dist_collectives::algorithm::{Constants, Transport};
+use tpu_dist_collectives::schedule::Request;
+use tpu_dist_collectives::select::{MESSAGE_BYTES, Selector, Verdict};
+use tpu_dist_collectives::{DType, Kind, ReduceKind, estimate};
 use tpu_dist_mesh::{
     self as mesh, Coord, Generation, LinkGraph, MultiSlice, Slice,
     assign::{self, Traffic},
@@ -25,6 +29,21 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
 
 fn value_error(error: impl Display) -> PyErr {
     PyValueError::new_err(error.to_string())
+}
+
+/// The variant of that name.
+fn named<T: Copy>(
+    argument: &str,
+    name: &str,
+    all: &[T],
+    name_of: impl Fn(T) -> &'static str,
+) -> PyResult<T> {
+    let known = || all.iter().map(|&one| name_of(one)).collect::<Vec<_>>();
+    let found = all.iter().copied().find(|&one| name_of(one) == name);
+    found.ok_or_else(|| {
+        let known = known().join(", ");
+        PyValueError::new_err(format!("{argument}: expected one of {known}, got {name:?}"))
+    })
 }
 
 /// (axis, collective, bytes)
@@ -275,7 +294,10 @@ impl Topology {
     }
 
     /// Rings of neighbours over all chips of a slice that share no link: as many as the torus
-    /// has dimensions where all axes close, otherwise one. Rings over dead links are left out.
+    /// has dimensions where all axes close, otherwise one. Rings over dead links are left out; around
+    /// dead hosts of 2x2 chips there is one.
+    ///
+    /// Raises ValueError where there is no ring, saying why.
     #[pyo3(signature = (*, dead_links=vec![], dead_chips=vec![]))]
     fn rings(
         &self,
@@ -345,6 +367,97 @@ impl Topology {
             .into_iter()
             .map(|(algorithm, prediction)| (algorithm.name(), prediction.seconds()))
             .collect())
+    }
+
+    /// Which algorithm a group of chips would take for a collective, and why: the candidates,
+    /// fastest first, each with its seconds, those without bytes, and whether they are a formula that
+    /// holds or an estimate.
+    #[pyo3(signature = (ranks, collective, nbytes))]
+    fn explain_chips<'py>(
+        &self,
+        py: Python<'py>,
+        ranks: Vec<u32>,
+        collective: &str,
+        nbytes: f64,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let collective: cost::Collective = collective.parse().map_err(value_error)?;
+        let dimensions = assign::group(&self.job, &ranks).map_err(value_error)?;
+        let candidates = PyList::empty(py);
+        let mut contenders = Vec::new();
+        for (algorithm, prediction) in cost::ranking(collective, nbytes, &dimensions) {
+            let latency = algorithm.seconds(collective, 0.0, &dimensions);
+            let contender = cost::Contender {
+                name: algorithm.name(),
+                seconds: prediction.seconds(),
+                latency: latency.unwrap_or(0.0),
+            };
+            contenders.push(contender);
+            let entry = PyDict::new(py);
+            entry.set_item("algorithm", contender.name)?;
+            entry.set_item("seconds", contender.seconds)?;
+            entry.set_item("latency", contender.latency)?;
+            entry.set_item("formula", prediction.formula().is_some())?;
+            candidates.append(entry)?;
+        }
+        let why = contenders
+            .first()
+            .map(|best| cost::why(best, contenders.get(1)));
+        let answer = PyDict::new(py);
+        answer.set_item("chosen", contenders.first().map(|best| best.name))?;
+        answer.set_item("why", why.unwrap_or_default())?;
+        answer.set_item("candidates", candidates)?;
+        Ok(answer)
+    }
+
+    /// Which algorithm the host engine runs for a collective of a group with one process a device,
+    /// and why: whether its ranks share memory, and the candidates, usable ones by time, each with
+    /// its seconds and whether a formula gave them, or None and what rules it out.
+    #[pyo3(signature = (ranks, collective, nbytes, *, op="SUM", dtype="float32", algorithm=None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn explain_hosts<'py>(
+        &self,
+        py: Python<'py>,
+        ranks: Vec<u32>,
+        collective: &str,
+        nbytes: u64,
+        op: &str,
+        dtype: &str,
+        algorithm: Option<&str>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let kind = named("collective", collective, Kind::ALL, |kind| kind.name())?;
+        let op = named("op", op, ReduceKind::ALL, |op| op.name())?;
+        let dtype = named("dtype", dtype, DType::ALL, |dtype| dtype.name())?;
+        let transport = estimate::transport(&self.job, &ranks).map_err(value_error)?;
+        let size = dtype.size() as u32;
+        let request = Request::of_bytes(kind, ranks.len() as u32, nbytes, size, MESSAGE_BYTES);
+        let model = Constants::DEFAULT;
+        let selector = Selector::on_hosts(&model, transport).force(algorithm);
+        let choice = selector.select(&request, Some((op, dtype)));
+        let choice = choice.map_err(value_error)?;
+        let candidates = PyList::empty(py);
+        for candidate in &choice.explanation.candidates {
+            let entry = PyDict::new(py);
+            entry.set_item("algorithm", candidate.name)?;
+            let (seconds, formula, excluded) = match candidate.verdict {
+                Verdict::Predicted(prediction) => {
+                    let formula = prediction.formula().is_some();
+                    (Some(prediction.seconds()), formula, None)
+                }
+                Verdict::RoundsOften => (None, false, Some("rounds partial sums")),
+                _ => (None, false, Some("not for this")),
+            };
+            entry.set_item("seconds", seconds)?;
+            entry.set_item("formula", formula)?;
+            entry.set_item("excluded", excluded)?;
+            candidates.append(entry)?;
+        }
+        let answer = PyDict::new(py);
+        answer.set_item("chosen", choice.explanation.chosen)?;
+        answer.set_item("forced", choice.explanation.forced)?;
+        answer.set_item("shared_memory", transport == Transport::Local)?;
+        answer.set_item("why", selector.why(&request, &choice))?;
+        answer.set_item("candidates", candidates)?;
+        Ok(answer)
     }
 
     /// The dimensions of a group: how many members each has, how they are joined, bytes a

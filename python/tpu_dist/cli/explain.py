@@ -24,6 +24,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--mesh", help="axes of the mesh, as dp=8,tp=16")
     parser.add_argument("--axis", help="the axis of the mesh along which the group lies")
     parser.add_argument("--ranks", help="the group as ranks, as 0,1,4-7; default: all")
+    parser.add_argument("--op", default="SUM", help="operator of a reduction (SUM)")
+    parser.add_argument("--dtype", default="float32", help="element type (float32)")
+    parser.add_argument(
+        "--algorithm", help="demand an algorithm between hosts, as TPU_DIST_ALGO does"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=run)
 
@@ -55,28 +60,37 @@ def run(options: argparse.Namespace) -> int:
         group = list(range(topology.device_count))
 
     dimensions = topology.group(group)
-    ranking = topology.costs(group, options.collective, size)
-    # Bytes times time is linear for each algorithm, so no bytes leave the latency.
-    latency = dict(topology.costs(group, options.collective, 0))
+    chips = topology.explain_chips(group, options.collective, size)
+    hosts = None
+    # A permutation is sends and receives, for which there is nothing to choose.
+    if options.collective != "permute":
+        hosts = topology.explain_hosts(
+            group,
+            options.collective,
+            size,
+            op=options.op,
+            dtype=options.dtype,
+            algorithm=options.algorithm,
+        )
     if options.json:
-        candidates = [
-            {"algorithm": name, "seconds": seconds, "latency": latency[name]}
-            for name, seconds in ranking
-        ]
         answer = {
             "topology": topology.name,
             "collective": options.collective,
             "bytes": size,
             "ranks": group,
             "dimensions": dimensions,
-            "candidates": candidates,
+            "chips": chips,
+            "hosts": hosts,
         }
         print(json.dumps(answer, indent=2))
         return 0
 
+    print(f"{options.collective} of {format_size(size)} over {len(group)} ranks of {topology}")
+    if not dimensions:
+        print("  one rank: nothing to send")
+        return 0
     print(
-        f"{options.collective} of {format_size(size)} over {len(group)} ranks of {topology}, "
-        "like groups beside it busy"
+        "\nOn the chips, like groups beside it busy; the compiler of the TPU has the last word:"
     )
     for dimension in dimensions:
         print(
@@ -84,40 +98,40 @@ def run(options: argparse.Namespace) -> int:
             f"{dimension['bandwidth'] / 1e9:.3g} GB/s a wire and way, "
             f"{format_time(dimension['startup'] + dimension['hop'])} to the next"
         )
-    if not dimensions:
-        print("  one rank: nothing to send")
+    print(f"{'algorithm':20} {'time':>10} {'latency':>10} {'bytes':>10}")
+    for candidate in chips["candidates"]:
+        seconds, latency = candidate["seconds"], candidate["latency"]
+        times = [format_time(time) for time in (seconds, latency, seconds - latency)]
+        cells = " ".join(f"{time:>10}" for time in times)
+        print(f"{candidate['algorithm']:20} {cells}" + _remarks(candidate, chips))
+    print(f"{chips['chosen']}: {chips['why']}")
+    if hosts is None:
         return 0
-    best_name, best = ranking[0]
-    print(f"\n{'algorithm':20} {'time':>10} {'latency':>10} {'wires':>10}")
-    for name, seconds in ranking:
-        wires = seconds - latency[name]
-        ratio = "" if name == best_name else f"  {seconds / best:.2f}x"
-        print(
-            f"{name:20} {format_time(seconds):>10} {format_time(latency[name]):>10} "
-            f"{format_time(wires):>10}{ratio}"
-        )
-    print(f"\n{best_name}: {_why(ranking, latency)}")
+    where = "in the memory of one host" if hosts["shared_memory"] else "between hosts"
+    print(f"\nOn tensors of the CPU and on virtual slices, {where}:")
+    print(f"{'algorithm':20} {'time':>10}")
+    for candidate in hosts["candidates"]:
+        if candidate["seconds"] is None:
+            print(f"{candidate['algorithm']:20} {candidate['excluded']}")
+        else:
+            print(
+                f"{candidate['algorithm']:20} {format_time(candidate['seconds']):>10}"
+                + _remarks(candidate, hosts)
+            )
+    demanded = "as demanded; " if hosts["forced"] else ""
+    print(f"{hosts['chosen']}: {demanded}{hosts['why']}")
     return 0
 
 
-def _why(ranking: list[tuple[str, float]], latency: dict[str, float]) -> str:
-    name, best = ranking[0]
-    bound = "latency" if latency[name] > best / 2 else "the wires"
-    share = max(latency[name], best - latency[name]) / best
-    words = f"{share:.0%} of its time is {bound}"
-    if len(ranking) == 1:
-        return f"{words}; no other algorithm does this on the group"
-    second, seconds = ranking[1]
-    saved_latency = latency[second] - latency[name]
-    saved_wires = (seconds - latency[second]) - (best - latency[name])
-    parts = [
-        f"{format_time(abs(saved))} {'less' if saved > 0 else 'more'} {what}"
-        for saved, what in ((saved_latency, "latency"), (saved_wires, "on the wires"))
-        if abs(saved) > 1e-9
-    ]
-    if not parts:
-        return f"{words}; {second} is as fast"
-    return f"{words}; against {second} {' and '.join(parts)}"
+def _remarks(candidate: Any, explanation: Any) -> str:
+    """How much slower than the first, and whether the time is an estimate."""
+    best = explanation["candidates"][0]["seconds"]
+    words = ""
+    if best > 0 and candidate["seconds"] > best:
+        words += f"  {candidate['seconds'] / best:.2f}x"
+    if not candidate["formula"]:
+        words += "  estimated"
+    return words
 
 
 def parse_ranks(text: str) -> list[int]:
