@@ -71,7 +71,7 @@ impl Body {
     /// Adds an operation with one result.
     pub(super) fn push(&self, ty: Type, operation: fmt::Arguments<'_>) -> Value<'_> {
         let value = self.name(ty);
-        writeln!(self.0.borrow_mut().lines, "{value} = {operation}").expect("strings grow");
+        self.line(format!("{value} = {operation}\n"));
         value
     }
 
@@ -82,10 +82,13 @@ impl Body {
         operation: fmt::Arguments<'_>,
     ) -> Vec<Value<'_>> {
         let values: Vec<_> = types.into_iter().map(|ty| self.name(ty)).collect();
-        let lines = &mut self.0.borrow_mut().lines;
-        let names = List(&values);
-        writeln!(lines, "{names} = {operation}").expect("strings grow");
+        self.line(format!("{} = {operation}\n", List(&values)));
         values
+    }
+
+    /// Adds a line, which was formatted before: that looks at the types.
+    fn line(&self, line: String) {
+        self.0.borrow_mut().lines.push_str(&line);
     }
 
     /// The text of a region: its block has parameters of `types` and returns what `inside`
@@ -102,7 +105,7 @@ impl Body {
         let declared = Declarations(&arguments);
         let ty = Types(&results);
         format!(
-            "({{\n^bb0({declared}):\n{lines}stablehlo.return {} : {ty}\n}})",
+            "{{\n^bb0({declared}):\n{lines}stablehlo.return {} : {ty}\n}}",
             List(&results)
         )
     }

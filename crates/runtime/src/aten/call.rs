@@ -471,11 +471,6 @@ impl<'b> Call<'b> {
         }
     }
 
-    /// Number of results.
-    pub(super) fn results(&self) -> usize {
-        self.request.results.len()
-    }
-
     /// Whether result `index` is defined.
     pub(super) fn wants(&self, index: usize) -> bool {
         matches!(self.request.results.get(index), Some(Some(_)))

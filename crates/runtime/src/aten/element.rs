@@ -26,11 +26,6 @@ pub(super) fn is_complex(element: ElementType) -> bool {
     matches!(element, C64 | C128)
 }
 
-/// Integers, without truth values.
-pub(super) fn is_integer(element: ElementType) -> bool {
-    !is_float(element) && !is_complex(element) && element != Pred
-}
-
 pub(super) fn is_unsigned(element: ElementType) -> bool {
     matches!(element, U8 | U16 | U32 | U64 | U4 | U2)
 }

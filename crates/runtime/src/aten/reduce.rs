@@ -101,7 +101,7 @@ impl<'b> Value<'b> {
         let [value, place] = body.push_all(
             types,
             format_args!(
-                "\"stablehlo.reduce\"({names}) {region} {{dimensions = array<i64: {dimension}>}} : \
+                "\"stablehlo.reduce\"({names}) ({region}) {{dimensions = array<i64: {dimension}>}} : \
                  ({operand_types}) -> ({value_type}, {index_type})"
             ),
         )[..] else {

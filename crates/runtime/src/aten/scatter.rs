@@ -96,7 +96,7 @@ impl<'b> Value<'b> {
                 "\"stablehlo.scatter\"({self}, {vectors}, {updates}) <{{scatter_dimension_numbers = \
                  #stablehlo.scatter<update_window_dims = {windows}, inserted_window_dims = {at}, \
                  scatter_dims_to_operand_dims = {at}, index_vector_dim = {shape}>, \
-                 indices_are_sorted = false, unique_indices = false}}> {region} : \
+                 indices_are_sorted = false, unique_indices = false}}> ({region}) : \
                  ({ty}, {index_type}, {update_type}) -> {ty}"
             ),
         )

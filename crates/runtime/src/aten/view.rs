@@ -311,7 +311,7 @@ pub(super) fn write<'b>(array: Value<'b>, view: &View, value: Value<'b>) -> Valu
         format_args!(
             "\"stablehlo.scatter\"({flat}, {index}, {updates}) <{{scatter_dimension_numbers = \
              #stablehlo.scatter<inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], \
-             index_vector_dim = 1>, unique_indices = true}}> {region} : \
+             index_vector_dim = 1>, unique_indices = true}}> ({region}) : \
              ({ty}, {positions}, {parts}) -> {ty}"
         ),
     );

@@ -91,7 +91,7 @@ impl<'b> Value<'b> {
         body.push(
             ty.clone(),
             format_args!(
-                "\"stablehlo.reduce_window\"({self}, {start}) <{{{attributes}}}> {region} : \
+                "\"stablehlo.reduce_window\"({self}, {start}) <{{{attributes}}}> ({region}) : \
                  ({from}, {number}) -> {ty}"
             ),
         )

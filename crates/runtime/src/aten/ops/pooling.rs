@@ -113,7 +113,7 @@ fn max_pool<'b>(call: &Call<'b>, spatial: usize) -> Several<'b> {
     let results = body.push_all(
         types,
         format_args!(
-            "\"stablehlo.reduce_window\"({names}) <{{{attributes}}}> {region} : \
+            "\"stablehlo.reduce_window\"({names}) <{{{attributes}}}> ({region}) : \
              ({operand_types}) -> ({value_type}, {index_type})"
         ),
     );
@@ -173,7 +173,7 @@ fn select_and_scatter<'b>(value: Value<'b>, gradient: Value<'b>, window: &Window
         format_args!(
             "\"stablehlo.select_and_scatter\"({used}, {gradient}, {zero}) <{{window_dimensions = \
              array<i64: {}>, window_strides = array<i64: {}>, padding = dense<{}> : tensor<{}x2xi64>}}> \
-             {select}, {add} : ({used_type}, {gradient_type}, {number}) -> {used_type}",
+             ({select}, {add}) : ({used_type}, {gradient_type}, {number}) -> {used_type}",
             list(&window.size),
             list(&window.stride),
             window.padding(),

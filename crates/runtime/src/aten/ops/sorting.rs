@@ -68,7 +68,7 @@ pub(super) fn sorted<'b>(
     let results = body.push_all(
         both.iter().map(|value| value.ty()).collect(),
         format_args!(
-            "\"stablehlo.sort\"({names}) <{{dimension = {dimension} : i64, is_stable = true}}> {region} : \
+            "\"stablehlo.sort\"({names}) <{{dimension = {dimension} : i64, is_stable = true}}> ({region}) : \
              ({types}) -> ({types})"
         ),
     );
