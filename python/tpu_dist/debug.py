@@ -11,7 +11,8 @@ class Stat:
     """Operations of one kind that a group ran over one transport.
 
     ``seconds`` is the time from the call to the end, summed over the calls; ``bytes``
-    is what this rank's tensors held.
+    is what this rank's tensors held, ``written`` what this rank wrote for them over shared
+    memory, results and copies: tensors that the group allocated are not copied.
     """
 
     group: str
@@ -20,6 +21,7 @@ class Stat:
     transport: str
     calls: int
     bytes: int
+    written: int
     seconds: float
 
 

@@ -58,9 +58,9 @@ def test_statistics(alone):
 def test_table():
     """Columns line up, groups stand together, the longest time first."""
     rows = [
-        tpu_dist.Stat("1", 2, "barrier", "tcp", 12, 0, 0.5),
-        tpu_dist.Stat("0", 4, "all_reduce", "shm", 3, 2**20, 0.001),
-        tpu_dist.Stat("0", 4, "send", "shm", 3, 2**19, 0.25),
+        tpu_dist.Stat("1", 2, "barrier", "tcp", 12, 0, 0, 0.5),
+        tpu_dist.Stat("0", 4, "all_reduce", "shm", 3, 2**20, 2**21, 0.001),
+        tpu_dist.Stat("0", 4, "send", "shm", 3, 2**19, 0, 0.25),
     ]
     assert tpu_dist.stats_table(rows).splitlines() == [
         "group  ranks  operation   transport  calls   MiB     ms",

@@ -19,7 +19,7 @@ pub(crate) fn register(group: &Arc<Communicator>) {
 ///
 /// Returns a list of dictionaries, one for each group, kind of operation and transport:
 /// `group` (its id), `size` (ranks), `kind`, `transport` ("shm", "tcp" or "self"),
-/// `calls`, `bytes` and `seconds`.
+/// `calls`, `bytes`, `written` and `seconds`.
 #[pyfunction]
 pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let groups: Vec<Arc<Communicator>> = {
@@ -36,6 +36,7 @@ pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
             row.set_item("transport", stat.transport)?;
             row.set_item("calls", stat.calls)?;
             row.set_item("bytes", stat.bytes)?;
+            row.set_item("written", stat.written)?;
             row.set_item("seconds", stat.time.as_secs_f64())?;
             rows.append(row)?;
         }

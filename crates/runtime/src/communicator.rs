@@ -534,11 +534,14 @@ impl Communicator {
 
     /// What the group has done so far.
     pub fn stats(&self) -> Vec<Stat> {
-        self.group.stats.list(match &self.group.engine {
-            Engine::Local(local) if local.ranks() == 1 => "self",
-            Engine::Local(_) => "shm",
-            Engine::Net(_) => "tcp",
-        })
+        let stats = &self.group.stats;
+        match &self.group.engine {
+            Engine::Local(local) => {
+                let transport = if local.ranks() == 1 { "self" } else { "shm" };
+                stats.list(transport, |kind| local.written(kind))
+            }
+            Engine::Net(_) => stats.list("tcp", |_| 0),
+        }
     }
 }
 

@@ -16,6 +16,9 @@ pub struct Stat {
     pub calls: u64,
     /// Bytes that this rank brought and got, the larger of the two for each operation.
     pub bytes: u64,
+    /// Bytes that this rank wrote for them: results, and copies to and from shared memory.
+    /// Counted over `shm` alone.
+    pub written: u64,
     /// Time from the start to the end of each operation.
     pub time: Duration,
 }
@@ -40,7 +43,8 @@ impl Stats {
             .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn list(&self, transport: &'static str) -> Vec<Stat> {
+    /// `written` tells the bytes written by kind.
+    pub(crate) fn list(&self, transport: &'static str, written: impl Fn(Kind) -> u64) -> Vec<Stat> {
         let stats = Kind::ALL.iter().map(|&kind| {
             let sums = &self.0[kind as usize];
             Stat {
@@ -48,6 +52,7 @@ impl Stats {
                 transport,
                 calls: sums.calls.load(Ordering::Relaxed),
                 bytes: sums.bytes.load(Ordering::Relaxed),
+                written: written(kind),
                 time: Duration::from_nanos(sums.nanos.load(Ordering::Relaxed)),
             }
         });

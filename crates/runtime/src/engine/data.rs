@@ -1,6 +1,8 @@
 //! A rank's side of a collective's data: moving it between the caller's pieces and
 //! memory that ranks share or exchange.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use smallvec::SmallVec;
 use tpu_dist_collectives::Kind;
 use tpu_dist_collectives::reduce::copy;
@@ -14,9 +16,18 @@ pub(crate) struct Data<'a> {
     pub(crate) job: &'a Job,
     pub(crate) me: usize,
     pub(crate) ranks: usize,
+    /// Bytes that the engine has written for collectives of this kind.
+    pub(crate) written: &'a AtomicU64,
 }
 
 impl<'a> Data<'a> {
+    /// Counts `bytes` as written.
+    pub(crate) fn count(self, bytes: usize) {
+        // One collective at a time writes, so no addition is lost.
+        let before = self.written.load(Ordering::Relaxed);
+        self.written.store(before + bytes as u64, Ordering::Relaxed);
+    }
+
     /// What this rank brings for others to read: segments and bytes.
     pub(crate) fn contribution(self) -> (&'a [Segment], usize) {
         let call = &self.job.call;
@@ -127,6 +138,7 @@ impl<'a> Data<'a> {
                 walk(call.output.piece(output), at, count, |to, inner, count| {
                     let from = from.wrapping_add(inner);
                     if to != from {
+                        self.count(count);
                         // SAFETY: the caller's memory, which may coincide but not overlap.
                         unsafe { copy(to, from, count) };
                     }
@@ -137,6 +149,7 @@ impl<'a> Data<'a> {
 
     /// Copies `bytes` at `data` to output piece `piece`, from `offset` on.
     pub(crate) fn copy_in(self, piece: usize, offset: usize, bytes: usize, data: *const u8) {
+        self.count(bytes);
         walk(
             self.job.call.output.piece(piece),
             offset,
@@ -151,6 +164,7 @@ impl<'a> Data<'a> {
 
     /// Copies `bytes` of input piece `piece`, from `offset` on, to `to`.
     pub(crate) fn copy_out(self, piece: usize, offset: usize, bytes: usize, to: *mut u8) {
+        self.count(bytes);
         walk(
             self.job.call.input.piece(piece),
             offset,
@@ -174,6 +188,7 @@ impl<'a> Data<'a> {
         copies: &[*mut u8],
         data: impl Fn(usize) -> *const u8,
     ) {
+        self.count(bytes * (1 + copies.len()));
         let call = &self.job.call;
         let reducer = self.job.reducer.expect("reductions are given one");
         let size = call.dtype.size();

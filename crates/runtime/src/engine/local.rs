@@ -209,6 +209,8 @@ pub(crate) struct Local {
     /// What the running collective waits for: a counter, its target, and of whom.
     waits_for: AtomicU8,
     waits_until: AtomicU64,
+    /// Bytes written, by kind.
+    written: [AtomicU64; Kind::ALL.len()],
 }
 
 impl Local {
@@ -237,11 +239,18 @@ impl Local {
             rounds: AtomicU64::new(0),
             waits_for: AtomicU8::new(0),
             waits_until: AtomicU64::new(0),
+            written: Default::default(),
         })
     }
 
     pub(crate) fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// Bytes that this rank has written in collectives of a kind: results, and copies to
+    /// and from shared memory.
+    pub(crate) fn written(&self, kind: Kind) -> u64 {
+        self.written[kind as usize].load(Ordering::Relaxed)
     }
 
     /// Changes whenever the running collective waits for something new.
@@ -393,11 +402,12 @@ impl Local {
 
     // ---- arrival ----
 
-    fn data<'a>(&self, job: &'a Job) -> Data<'a> {
+    fn data<'a>(&'a self, job: &'a Job) -> Data<'a> {
         Data {
             job,
             me: self.me,
             ranks: self.ranks,
+            written: &self.written[job.call.kind as usize],
         }
     }
 
@@ -439,7 +449,9 @@ impl Local {
         if job.call.kind == Kind::AllToAll {
             self.write_tables(job, sequence);
         } else if small {
-            let (segments, bytes) = self.data(job).contribution();
+            let data = self.data(job);
+            let (segments, bytes) = data.contribution();
+            data.count(bytes);
             let to = if bytes <= INLINE_BYTES {
                 own.inline(sequence)
             } else {
@@ -925,6 +937,7 @@ impl Local {
         }
         if call.input.bytes() <= ONE_SHOT {
             let to = to.wrapping_add(self.tables_bytes());
+            self.data(job).count(call.input.bytes());
             walk(
                 call.input.segments(),
                 0,

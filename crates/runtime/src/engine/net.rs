@@ -45,6 +45,7 @@ pub(crate) struct Net {
     /// Which ranks' signatures of the running collective have come: its number, and how
     /// many, counted upwards from the own rank.
     known: AtomicU64,
+    written: AtomicU64,
 }
 
 /// A message of the engine, given up when dropped before it ended.
@@ -103,6 +104,7 @@ impl Net {
             peers,
             pool: Mutex::default(),
             known: AtomicU64::new(0),
+            written: AtomicU64::new(0),
         }
     }
 
@@ -122,6 +124,7 @@ impl Net {
             job,
             me: self.me as usize,
             ranks: self.ranks as usize,
+            written: &self.written,
         };
         let small = self.is_small(data);
         let records = self.agree(job, sequence, &self.record(data, small)).await?;
