@@ -115,6 +115,7 @@ def main():
             cluster.add_node(
                 num_cpus=CHIPS,
                 include_dashboard=False,
+                object_store_memory=100 << 20,
                 node_ip_address=f"127.0.1.{number + 1}",
                 resources={
                     "TPU": CHIPS,

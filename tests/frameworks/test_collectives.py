@@ -50,6 +50,18 @@ def functional_collectives(me):
         strict=True,
     ):
         assert_close(one + 0, other)
+    for one, other in zip(
+        functional.reduce_scatter_tensor_coalesced([tensor, tensor * 2], "sum", [0, 0], group),
+        [total[me.rank, None], 2 * total[me.rank, None]],
+        strict=True,
+    ):
+        assert_close(one + 0, other)
+    # Rank r sends r + 1 rows to everybody.
+    rows = torch.cat([parts[me.rank][:1].repeat(me.rank + 1, 1)] * world)
+    sizes = [r + 1 for r in range(world)]
+    received = functional.all_to_all_single(rows, sizes, [me.rank + 1] * world, group) + 0
+    for r, part in enumerate(received.split(sizes)):
+        assert_close(part, parts[r][:1].expand(r + 1, -1))
     to_the_right = [(r + 1) % world for r in range(world)]
     assert_close(
         functional.permute_tensor(tensor.flatten(), to_the_right, group) + 0,
@@ -87,7 +99,8 @@ def object_collectives(me):
 def differentiable_collectives(me):
     """torch.distributed.nn: gradients flow to whoever brought the values."""
     world, rank = me.world, me.rank
-    parts = [mine(r, 4) for r in range(world)]
+    ranks = range(world)
+    parts = [mine(r, 4) for r in ranks]
     weights = [mine(10 + r, 4) for r in range(world)]
 
     def gradient(function):
@@ -135,23 +148,67 @@ def differentiable_collectives(me):
 
     assert_close(gradient(scattered), sum((p + 1) * weights[p] for p in range(world)))
 
+    def gathered(x):
+        outputs = differentiable.gather(x, 1)
+        # Only rank 1 has what was gathered; the others' outputs lead nowhere.
+        return sum((o * (p + 1)).sum() for p, o in enumerate(outputs)) * (rank == 1)
+
+    assert_close(gradient(gathered), torch.full_like(total, rank + 1))
+
+    def given_out(x):
+        received = differentiable.scatter([x * (p + 1) for p in range(world)], 1)
+        return (received * weights[rank]).sum()
+
+    expected = sum((p + 1) * weights[p] for p in range(world))
+    assert_close(gradient(given_out), expected if rank == 1 else torch.zeros_like(total))
+
+    # One element stays, three go to the next rank.
+    sizes = [[{0: 1, 1: 3}.get((p - r) % world, 0) for p in ranks] for r in ranks]
+    back = [row[rank] for row in sizes]
+
+    def exchanged(x):
+        output = x.new_empty(sum(back))
+        received = differentiable.all_to_all_single(output, x, back, sizes[rank])
+        return (received * (rank + 1)).sum()
+
+    owners = [p + 1.0 for p in ranks for _ in range(sizes[rank][p])]
+    assert_close(gradient(exchanged), torch.tensor(owners, dtype=torch.float64))
+
 
 def step_with_collectives(x, weight):
-    """What is compiled: collectives between arithmetic, with a gradient."""
+    """What is compiled: collectives between arithmetic."""
     hidden = torch.tanh(x @ weight)
     summed = functional.all_reduce(hidden, "sum", dist.group.WORLD)
     gathered = functional.all_gather_tensor(summed * 2, 0, dist.group.WORLD)
     return functional.reduce_scatter_tensor(gathered, "sum", 0, dist.group.WORLD) + 1
 
 
+def loss_with_collectives(x, weight):
+    """What is compiled with its gradient."""
+    group = dist.group.WORLD
+    gathered = functional.all_gather_tensor_autograd(torch.tanh(x @ weight), 0, group)
+    total = functional.reduce_scatter_tensor_autograd(gathered * gathered, "sum", 0, group)
+    return total.sum()
+
+
 def compiled(me):
-    """Inductor's code against eager, with what a single process computes as the judge."""
+    """Inductor's code, with what a single process computes as the judge."""
     inputs = [mine(r, 6, 5) for r in range(me.world)]
     weight = mine(99, 5, 7)
     expected = sum(torch.tanh(x @ weight) for x in inputs) * 2 * me.world + 1
     function = torch.compile(step_with_collectives, fullgraph=True)
     for _ in range(2):
         assert_close(function(inputs[me.rank], weight), expected)
+
+    alone = inputs[me.rank].clone().requires_grad_()
+    # Each rank squares all parts, so each part's square counts once a rank.
+    expected = (me.world * torch.tanh(alone @ weight) ** 2).sum()
+    expected.backward()
+    leaf = inputs[me.rank].clone().requires_grad_()
+    loss = torch.compile(loss_with_collectives, fullgraph=True)(leaf, weight)
+    loss.backward()
+    assert_close(loss, expected)
+    assert_close(leaf.grad, alone.grad)
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from harness import BACKEND
 from single_process import (
     STEPS,
     Run,
@@ -108,6 +109,9 @@ def fsdp2(me, name):
     alone = sgd(expected.parameters())
     model = shard(me, case)
     assert all(isinstance(p, DTensor) for p in model.parameters())
+    if case.allocator and BACKEND != "gloo":
+        device = torch.device("cpu")
+        assert dist.group.WORLD._get_backend(device).supports_tensor_alloc(device)
     updates = sgd(model.parameters())
     scale = me.world / case.divide if case.divide else 1.0
     close = {"rtol": case.tolerance, "atol": case.tolerance / 10, "check_dtype": False}
