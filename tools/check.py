@@ -167,7 +167,13 @@ def stages() -> list[Stage]:
         Stage("rust", "rust doc tests", ["cargo", "test", "--workspace", "--doc", "--quiet"]),
         *loom_stages(),
         *fuzz_stages(),
-        Stage("python", "pytest", pytest, again=[*pytest, "--last-failed"]),
+        *(
+            Stage("python", name, command, again=[*command, "--last-failed"])
+            for name, command in {
+                "pytest": [*pytest, "-m", "not slow"],
+                "pytest, long tests": [*pytest, "-m", "slow"],
+            }.items()
+        ),
     ]
 
 

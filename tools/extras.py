@@ -1,17 +1,20 @@
-"""Prints the requirements of pyproject.toml's extras, one a line.
+"""Prints the requirements of pyproject.toml's extras, and of extras they name, one a line.
 
 Usage: extras.py EXTRA...
 """
 
+import re
 import sys
 import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-requirements = {
-    requirement
-    for extra in sys.argv[1:]
-    for requirement in project["optional-dependencies"][extra]
-    if not requirement.startswith(project["name"])
-}
+extras, requirements = sys.argv[1:], set()
+for extra in extras:
+    for requirement in project["optional-dependencies"][extra]:
+        own = re.fullmatch(rf"{project['name']}\[(.*)\]", requirement)
+        if own is None:
+            requirements.add(requirement)
+        else:
+            extras += [name for name in own[1].split(",") if name not in extras]
 print("\n".join(sorted(requirements)))
