@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tpu_dist_collectives::reduce::Reducer;
 use tpu_dist_collectives::{DType, Kind, Signature};
 
-use crate::call::{Call, Pieces, Segment, Shape};
+use crate::call::{Call, Segment, Shape};
+use crate::check::check;
 use crate::engine::local::{self, Local};
 use crate::engine::net::Net;
 use crate::engine::{Failure, Job};
@@ -27,7 +27,7 @@ use crate::{Error, Store};
 
 /// How long after a rank has left in good order an operation that it keeps waiting is
 /// given up: what it sent before may still be on its way.
-const LEAVE_GRACE: Duration = Duration::from_millis(300);
+pub(crate) const LEAVE_GRACE: Duration = Duration::from_millis(300);
 /// How long ranks are given to say which collective they have entered.
 const PROBE: Duration = Duration::from_millis(200);
 /// From this size on, an asynchronous collective wakes the background thread at once.
@@ -123,20 +123,20 @@ impl Lane {
 /// What operations share; they keep it alive.
 pub(crate) struct Group {
     this: Weak<Group>,
-    spec: GroupSpec,
-    key: u64,
-    fabric: Arc<Fabric>,
+    pub(crate) spec: GroupSpec,
+    pub(crate) key: u64,
+    pub(crate) fabric: Arc<Fabric>,
     world: Arc<World>,
     peers: Vec<Option<Arc<Peer>>>,
     engine: Engine,
-    crowded: bool,
+    pub(crate) crowded: bool,
     timeout: AtomicU64,
     lane: Mutex<Lane>,
     /// Collectives begun; the number of the last one.
     sequence: AtomicU64,
     pending: Mutex<HashMap<u64, Arc<Operation>>>,
     last_message: AtomicU64,
-    failure: OnceLock<Error>,
+    pub(crate) failure: OnceLock<Error>,
     left: Mutex<Vec<(u32, String, Instant)>>,
     has_left: AtomicBool,
     shut_down: AtomicBool,
@@ -225,7 +225,12 @@ impl Communicator {
     ) -> Result<Arc<Operation>, Error> {
         let group = &self.group;
         group.check_usable(call.kind.name())?;
-        let job = group.prepare(call)?;
+        let (signature, reducer) = check(&call, group.spec.rank, group.spec.size)?;
+        let job = Job {
+            call,
+            signature,
+            reducer,
+        };
         let asynchronous = job.call.asynchronous;
         let bytes = job.call.input.bytes().max(job.call.output.bytes());
         let timeout = job.call.timeout.unwrap_or_else(|| self.timeout());
@@ -626,7 +631,7 @@ impl Group {
             .expect("no panic while messages are held")
     }
 
-    fn peer(&self, rank: u32) -> &Arc<Peer> {
+    pub(crate) fn peer(&self, rank: u32) -> &Arc<Peer> {
         self.peers[rank as usize]
             .as_ref()
             .expect("checked to be another rank")
@@ -652,7 +657,7 @@ impl Group {
     }
 
     /// As `rank 2 (host vm1, pid 17)`.
-    fn name(&self, rank: u32) -> String {
+    pub(crate) fn name(&self, rank: u32) -> String {
         let global = self.spec.global_ranks[rank as usize];
         let place = self.world.place(global);
         if global == rank {
@@ -683,124 +688,6 @@ impl Group {
             });
         }
         Ok(())
-    }
-
-    // ---- checking a call ----
-
-    fn prepare(&self, call: Call) -> Result<Job, Error> {
-        let kind = call.kind;
-        let ranks = self.spec.size as usize;
-        let size = call.dtype.size();
-        let invalid = |argument, message| {
-            Err(Error::InvalidArgument {
-                operation: kind.name(),
-                argument,
-                message,
-            })
-        };
-        let rooted = matches!(
-            kind,
-            Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter
-        );
-        if rooted && call.root >= self.spec.size {
-            return invalid(
-                "root",
-                format!("expected a rank below {ranks}, got {}", call.root),
-            );
-        }
-        let is_root = call.root == self.spec.rank;
-        let (inputs, outputs) = match kind {
-            Kind::Barrier => (0, 0),
-            Kind::Broadcast => (usize::from(is_root), usize::from(!is_root)),
-            Kind::AllReduce => (1, 1),
-            Kind::Reduce => (1, usize::from(is_root)),
-            Kind::AllGather => (1, ranks),
-            Kind::ReduceScatter => (ranks, 1),
-            Kind::AllToAll => (ranks, ranks),
-            Kind::Gather => (1, if is_root { ranks } else { 0 }),
-            Kind::Scatter => (if is_root { ranks } else { 0 }, 1),
-            Kind::Send | Kind::Recv | Kind::MonitoredBarrier => {
-                return invalid("kind", "expected a collective".to_owned());
-            }
-        };
-        if call.input.len() != inputs {
-            return invalid(
-                "input",
-                format!("expected {inputs} pieces, got {}", call.input.len()),
-            );
-        }
-        if call.output.len() != outputs {
-            return invalid(
-                "output",
-                format!("expected {outputs} pieces, got {}", call.output.len()),
-            );
-        }
-        let all = call.input.segments().iter().chain(call.output.segments());
-        for segment in all {
-            if segment.bytes % size != 0 {
-                return invalid(
-                    "input",
-                    format!(
-                        "expected whole elements of {size} bytes, got {} bytes",
-                        segment.bytes
-                    ),
-                );
-            }
-        }
-        let me = self.spec.rank as usize;
-        let same = |argument, expected: usize, got: usize| {
-            if expected == got {
-                return Ok(());
-            }
-            Err(Error::InvalidArgument {
-                operation: kind.name(),
-                argument,
-                message: format!("expected {} elements, got {}", expected / size, got / size),
-            })
-        };
-        let bytes = |pieces: &Pieces| pieces.bytes();
-        match kind {
-            Kind::AllReduce => same("output", bytes(&call.input), bytes(&call.output))?,
-            Kind::Reduce if is_root => same("output", bytes(&call.input), bytes(&call.output))?,
-            Kind::AllGather => same("output", bytes(&call.input), call.output.piece_bytes(me))?,
-            Kind::ReduceScatter => same("output", call.input.piece_bytes(me), bytes(&call.output))?,
-            Kind::AllToAll => same(
-                "output",
-                call.input.piece_bytes(me),
-                call.output.piece_bytes(me),
-            )?,
-            Kind::Gather if is_root => {
-                for piece in 0..ranks {
-                    same("output", bytes(&call.input), call.output.piece_bytes(piece))?;
-                }
-            }
-            Kind::Scatter if is_root => {
-                for piece in 0..ranks {
-                    same("input", bytes(&call.output), call.input.piece_bytes(piece))?;
-                }
-            }
-            _ => {}
-        }
-        let reducer = match (kind, call.op) {
-            (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter, Some(op)) => {
-                let reducer = Reducer::new(op.kind(), call.dtype);
-                Some(reducer.map_err(|unsupported| Error::Unsupported {
-                    operation: kind.name(),
-                    op: unsupported.op,
-                    dtype: unsupported.dtype,
-                })?)
-            }
-            (Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter, None) => {
-                return invalid("op", "expected a reduce operator, got none".to_owned());
-            }
-            _ => None,
-        };
-        let signature = signature(&call);
-        Ok(Job {
-            call,
-            signature,
-            reducer,
-        })
     }
 
     // ---- running collectives ----
@@ -1210,160 +1097,6 @@ impl Group {
             peer.tell(message());
         }
     }
-
-    // ---- monitored barrier ----
-
-    fn monitored_barrier(
-        self: &Arc<Group>,
-        timeout: Duration,
-        wait_all_ranks: bool,
-    ) -> Result<(), Error> {
-        let start = Instant::now();
-        let key = Key {
-            class: Class::Monitor,
-            group: self.key,
-            channel: 0,
-        };
-        let me = self.spec.rank;
-        let milliseconds = timeout.as_millis();
-        if me == 0 && timeout.is_zero() {
-            return Err(Error::Monitored {
-                message: format!("Rank 0 timed out in monitoredBarrier after {milliseconds} ms"),
-                missing: Vec::new(),
-            });
-        }
-        // The answer of rank 0: nothing, or the ranks that are missing.
-        let mut answer = [0u8; 256];
-        let answer_segment = Segment {
-            ptr: answer.as_mut_ptr(),
-            bytes: answer.len(),
-        };
-        let nothing = Segment {
-            ptr: std::ptr::null_mut(),
-            bytes: 0,
-        };
-        let begin = |rank: u32, segment: Segment, send: bool| {
-            // SAFETY: `answer` lives until the end of this call, before which every transfer that
-            // uses it has ended or is cancelled by its guard.
-            let transfer = unsafe { Transfer::new(&[segment], None) };
-            let link = &self.peer(rank).link;
-            if send {
-                link.send(key, me, transfer.clone(), Mode::Collective);
-            } else {
-                link.receive(key, me, transfer.clone(), Mode::Collective);
-            }
-            Pending {
-                group: self,
-                rank,
-                transfer,
-            }
-        };
-        let await_all = |list: &[Pending<'_>], end: Instant| {
-            let ended = || {
-                list.iter()
-                    .all(|pending| pending.transfer.result().is_some())
-            };
-            let failed = || self.failure.get().cloned();
-            wait(
-                &self.fabric,
-                self.crowded,
-                || Step::of(ended().then_some(None)),
-                |now| failed().map(Some).or_else(|| (now >= end).then_some(None)),
-            )
-        };
-        let interrupted = |Interrupted| Error::Interrupted {
-            context: format!("group '{}', monitored_barrier", self.spec.name),
-        };
-        let others: Vec<u32> = (1..self.spec.size).collect();
-        if me != 0 {
-            let sent = [begin(0, nothing, true)];
-            let answered = [begin(0, answer_segment, false)];
-            // Rank 0 speaks at its own timeout: its word is awaited a little longer than that.
-            let end = start + timeout + LEAVE_GRACE;
-            if let Some(error) = await_all(&answered, end).map_err(interrupted)? {
-                return Err(error);
-            }
-            let passed = answered[0].transfer.result() == Some(Ok(()));
-            drop((sent, answered));
-            if passed && answer[0] == 0 {
-                return Ok(());
-            }
-            let text = answer.split(|&byte| byte == 0).next().unwrap_or_default();
-            return Err(Error::Monitored {
-                message: format!(
-                    "Rank {me} successfully reached monitoredBarrier, but received errors while waiting for \
-                     send/recv from rank 0: {}",
-                    if passed {
-                        String::from_utf8_lossy(text)
-                    } else {
-                        "it did not answer".into()
-                    }
-                ),
-                missing: Vec::new(),
-            });
-        }
-        let arrived: Vec<Pending<'_>> = others
-            .iter()
-            .map(|&rank| begin(rank, nothing, false))
-            .collect();
-        if let Some(error) = await_all(&arrived, start + timeout).map_err(interrupted)? {
-            return Err(error);
-        }
-        let passed = |pending: &&Pending<'_>| pending.transfer.result() == Some(Ok(()));
-        let present: Vec<u32> = arrived
-            .iter()
-            .filter(passed)
-            .map(|pending| pending.rank)
-            .collect();
-        let missing: Vec<u32> = others
-            .iter()
-            .copied()
-            .filter(|rank| !present.contains(rank))
-            .collect();
-        drop(arrived);
-        let result = if missing.is_empty() {
-            Ok(())
-        } else {
-            let named: Vec<u32> = if wait_all_ranks {
-                missing.clone()
-            } else {
-                vec![missing[0]]
-            };
-            let list: Vec<String> = named.iter().map(u32::to_string).collect();
-            let places: Vec<String> = named.iter().map(|&rank| self.name(rank)).collect();
-            let message = format!(
-                "[Rank 0]: Rank{} {} failed to pass monitoredBarrier in {milliseconds} ms: {}",
-                if wait_all_ranks { "s" } else { "" },
-                list.join(", "),
-                places.join(", ")
-            );
-            let bytes = message.as_bytes();
-            let length = bytes.len().min(answer.len() - 1);
-            answer[..length].copy_from_slice(&bytes[..length]);
-            Err(Error::Monitored { message, missing })
-        };
-        let answers: Vec<Pending<'_>> = present
-            .iter()
-            .map(|&rank| begin(rank, answer_segment, true))
-            .collect();
-        await_all(&answers, Instant::now() + LEAVE_GRACE.max(timeout)).map_err(interrupted)?;
-        result
-    }
-}
-
-/// A message of a monitored barrier, given up when dropped.
-struct Pending<'a> {
-    group: &'a Group,
-    rank: u32,
-    transfer: Arc<Transfer>,
-}
-
-impl Drop for Pending<'_> {
-    fn drop(&mut self) {
-        if self.transfer.result().is_none() {
-            self.group.peer(self.rank).link.cancel(&self.transfer);
-        }
-    }
 }
 
 impl Member for Group {
@@ -1475,41 +1208,4 @@ fn refuse_fork(operation: &'static str) -> Result<(), Error> {
         });
     }
     Ok(())
-}
-
-/// What all ranks must agree on, see [`Signature`].
-fn signature(call: &Call) -> Signature {
-    let size = call.dtype.size();
-    let sizes = |pieces: &Pieces| {
-        Signature::layout_of(pieces.segments().iter().map(|segment| segment.bytes as u64))
-    };
-    let total = |pieces: &Pieces| (pieces.bytes() / size) as u64;
-    let rooted = matches!(
-        call.kind,
-        Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter
-    );
-    let (count, layout) = match call.kind {
-        Kind::AllReduce | Kind::Reduce | Kind::Gather | Kind::ReduceScatter | Kind::AllToAll => {
-            (total(&call.input), sizes(&call.input))
-        }
-        Kind::AllGather | Kind::Scatter => (total(&call.output), sizes(&call.output)),
-        Kind::Broadcast => {
-            let data = if call.input.is_empty() {
-                &call.output
-            } else {
-                &call.input
-            };
-            (total(data), sizes(data))
-        }
-        Kind::Barrier | Kind::Send | Kind::Recv | Kind::MonitoredBarrier => (0, 0),
-    };
-    Signature {
-        kind: call.kind,
-        op: call.op.map(|op| op.kind()),
-        dtype: (call.kind != Kind::Barrier).then_some(call.dtype),
-        root: rooted.then_some(call.root),
-        tensors: call.tensors,
-        count,
-        layout,
-    }
 }

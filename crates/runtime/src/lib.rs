@@ -6,6 +6,7 @@
 pub mod aten;
 pub mod arena;
 pub mod call;
+mod check;
 mod communicator;
 pub mod compile_cache;
 pub mod config;
@@ -17,6 +18,7 @@ mod fabric;
 #[doc(hidden)]
 pub mod fuzz;
 mod link;
+mod monitored_barrier;
 mod operation;
 pub mod pjrt;
 mod progress;

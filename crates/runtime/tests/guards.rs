@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::ptrace;
-use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
@@ -228,12 +227,10 @@ fn trace(process: Pid) -> BTreeMap<u64, u64> {
             }
             WaitStatus::Stopped(_, signal) => {
                 // A thread begins with a stop of its own, and so does a program.
-                if threads.contains_key(&thread) {
-                    pass = Some(signal);
-                } else {
-                    threads.insert(thread, Traced::default());
-                }
-                if thread == process && pass.is_none() {
+                let is_new = !threads.contains_key(&thread);
+                threads.entry(thread).or_default();
+                pass = (!is_new).then_some(signal);
+                if thread == process && is_new {
                     let options = ptrace::Options::PTRACE_O_TRACESYSGOOD
                         | ptrace::Options::PTRACE_O_TRACECLONE;
                     ptrace::setoptions(thread, options).unwrap();
@@ -266,6 +263,8 @@ fn collectives_copy_allocate_and_call_the_system_no_more_than_needed() {
                     .stdout(Stdio::null());
                 // SAFETY: one system call, allowed between fork and exec.
                 unsafe { command.pre_exec(|| Ok(ptrace::traceme()?)) };
+                // `trace` waits for its end.
+                #[expect(clippy::zombie_processes)]
                 let child = command.spawn().unwrap();
                 trace(Pid::from_raw(child.id() as i32))
             })

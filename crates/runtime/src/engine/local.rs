@@ -31,8 +31,8 @@ use crate::call::Pieces;
 use crate::fabric::{Fabric, Peer};
 use crate::sync::{Doorbell, publish_fence};
 
-/// Data that fits beside the sequence number.
-const INLINE_BYTES: usize = 112;
+/// Data that fits beside the sequence number and the signature.
+const INLINE_BYTES: usize = 128 - size_of::<u64>() - Signature::LEN;
 /// Bytes of each of the two buffers for small data and for the tables of an all-to-all.
 const SMALL_BYTES: usize = 64 << 10;
 /// Bytes of a staging buffer.
@@ -68,10 +68,8 @@ struct Progress {
 struct Slot {
     /// Number of the collective.
     sequence: AtomicU64,
-    /// Hash of the signature.
-    hash: AtomicU64,
-    inline: [u8; INLINE_BYTES],
     signature: [u8; Signature::LEN],
+    inline: [u8; INLINE_BYTES],
     scale: f64,
     /// Where large input and output lie in the rank's region; `NOWHERE` if not in it.
     input: u64,
@@ -131,9 +129,14 @@ impl SeatPtr {
         unsafe { &(*self.slot(sequence).as_ptr()).sequence }
     }
 
-    fn hash(&self, sequence: u64) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { &(*self.slot(sequence).as_ptr()).hash }
+    /// What the rank said in its arrival.
+    ///
+    /// # Safety
+    /// The arrival was published, and the collective after it has not ended on this rank.
+    unsafe fn signature(&self, sequence: u64) -> [u8; Signature::LEN] {
+        // SAFETY: inside the seat; published before the sequence number, and not written
+        // until all ranks have entered the next collective.
+        unsafe { (*self.slot(sequence).as_ptr()).signature }
     }
 
     fn inline(&self, sequence: u64) -> *mut u8 {
@@ -275,9 +278,10 @@ impl Local {
             self.attached.store(true, Ordering::Relaxed);
         }
         let small = self.is_small(job);
-        self.arrive(job, sequence, small);
+        let agreed = job.agreed().encode();
+        self.arrive(job, sequence, small, agreed);
         self.all_have(Counter::Arrived, sequence).await;
-        self.compare(job, sequence)?;
+        self.compare(job, sequence, agreed)?;
         if job.call.kind == Kind::AllToAll {
             return self.all_to_all(job, sequence).await;
         }
@@ -421,14 +425,13 @@ impl Local {
         self.data(job).largest_contribution() <= limit
     }
 
-    fn arrive(&self, job: &Job, sequence: u64, small: bool) {
+    fn arrive(&self, job: &Job, sequence: u64, small: bool, agreed: [u8; Signature::LEN]) {
         let own = self.own();
-        let agreed = job.agreed();
         let slot = own.slot(sequence).as_ptr();
         // SAFETY: the slot and the small buffer of this parity are this rank's to write: all
         // ranks have left the collective that used them last, two ago.
         unsafe {
-            (*slot).signature = job.signature.encode();
+            (*slot).signature = agreed;
             if let Some(scale) = job.scale() {
                 (*slot).scale = scale;
             }
@@ -462,8 +465,6 @@ impl Local {
                 copy(to.add(at), ptr, count)
             });
         }
-        own.hash(sequence)
-            .store(fingerprint(&agreed), Ordering::Relaxed);
         self.tell(own.sequence(sequence), sequence);
     }
 
@@ -484,30 +485,29 @@ impl Local {
         }
     }
 
-    fn compare(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
+    fn compare(
+        &self,
+        job: &Job,
+        sequence: u64,
+        agreed: [u8; Signature::LEN],
+    ) -> Result<(), Failure> {
         self.none_failed()?;
-        let mine = fingerprint(&job.agreed());
-        let differs =
-            |rank: &usize| self.seat(*rank).hash(sequence).load(Ordering::Relaxed) != mine;
-        if !(0..self.ranks).any(|rank| differs(&rank)) {
+        // SAFETY: all ranks have arrived, and this one is in the collective.
+        let said = |rank: usize| unsafe { self.seat(rank).signature(sequence) };
+        if self.others().all(|rank| said(rank) == agreed) {
             return Ok(());
         }
         // Name the lowest rank, and the lowest that differs from it: all ranks say the same.
-        let said = |rank: usize| {
-            // SAFETY: the slot was published before its sequence number, and stays until its
-            // owner has left the next collective.
-            let bytes = unsafe { (*self.seat(rank).slot(sequence).as_ptr()).signature };
-            Signature::decode(&bytes).unwrap_or(job.signature)
-        };
-        let first = self.seat(0).hash(sequence).load(Ordering::Relaxed);
+        let first = said(0);
         let other = (1..self.ranks)
-            .find(|&rank| self.seat(rank).hash(sequence).load(Ordering::Relaxed) != first)
+            .find(|&rank| said(rank) != first)
             .unwrap_or(self.me);
+        let signature = |rank| Signature::decode(&said(rank)).unwrap_or(job.signature);
         Err(Failure::Mismatch {
             rank: other as u32,
-            theirs: said(other),
+            theirs: signature(other),
             own_rank: 0,
-            ours: said(0),
+            ours: signature(0),
         })
     }
 
@@ -1079,14 +1079,6 @@ impl Local {
         self.fabric.region.retract_seat(self.key);
         self.fabric.region.release(self.own_offset, FOOTPRINT);
     }
-}
-
-fn fingerprint(signature: &Signature) -> u64 {
-    let bytes = signature.encode();
-    let words = bytes
-        .chunks_exact(8)
-        .map(|word| u64::from_le_bytes(word.try_into().expect("chunks of eight")));
-    crate::fabric::hash(words)
 }
 
 impl Fabric {
