@@ -72,8 +72,17 @@ fn main() {
     );
 
     cxx_build::CFG.include_prefix = "tpu_dist";
-    cxx_build::bridge("src/bridge.rs")
+    cxx_build::bridges(["src/bridge.rs", "src/device/bridge.rs"])
         .files([
+            "cpp/device/allocator.cpp",
+            "cpp/device/autocast.cpp",
+            "cpp/device/call.cpp",
+            "cpp/device/copy.cpp",
+            "cpp/device/generator.cpp",
+            "cpp/device/guard.cpp",
+            "cpp/device/kernel.cpp",
+            "cpp/device/native.cpp",
+            "cpp/device/python.cpp",
             "cpp/arena.cpp",
             "cpp/executor.cpp",
             "cpp/work.cpp",

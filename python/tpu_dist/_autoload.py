@@ -1,21 +1,29 @@
 """What happens at ``import torch``: next to nothing.
 
-The backend itself is registered when its name is first used, by the entry point group
-``torch.distributed.backends``. Another package may claim the same name, TorchTPU on a
-TPU host for one, and does so while torch is being imported. Whoever registered before
-the first use keeps the name; a log line says who that is. ``TPU_DIST_PREFER=1`` in the
-environment makes it this package.
+The device "tpu" gets its name, and what torch asks of a device; it is opened when it is first
+used. The process group backend is registered when its name is first used, by the entry point group
+``torch.distributed.backends``.
+
+Another package may claim the same names, TorchTPU on a TPU host for one, and does so
+while torch is being imported. Whoever registered the backend before the first use keeps the
+name; ``TPU_DIST_PREFER=1`` in the environment makes it this package. The device is left to TorchTPU
+on a host with a TPU. A log line says who it is.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import sys
 from typing import Any
 
-from tpu_dist._backend import NAME, create, register
+from tpu_dist._backend import NAME, create, load, register
 
 logger = logging.getLogger(__name__)
+
+_DEVICE = "tpu"
+_UNNAMED = "privateuseone"
 
 
 def _preferred() -> bool:
@@ -27,7 +35,15 @@ def _origin(function: Any) -> str:
 
 
 def autoload() -> None:
-    """Watches for other claims to the name; the entry point of ``torch.backends``."""
+    """Registers the device; watches for other claims to the backend's name.
+
+    The entry point of ``torch.backends``.
+    """
+    _watch_backend_name()
+    _register_device()
+
+
+def _watch_backend_name() -> None:
     from torch.distributed import distributed_c10d
 
     backend = getattr(distributed_c10d, "Backend", None)
@@ -61,3 +77,28 @@ def _report(other: Any) -> None:
         _origin(other),
         serves,
     )
+
+
+def _register_device() -> None:
+    import torch
+
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != _UNNAMED:
+        logger.warning("torch's device for other packages is %r already: that one is used", taken)
+        return
+    try:
+        native = load().device
+    except ImportError as error:
+        # A torch that this package was not built for is still of use for other things.
+        logger.warning("no device %r: %s", _DEVICE, error)
+        return
+    if importlib.util.find_spec("torch_tpu") is not None and native.has_tpu():
+        logger.warning("the device %r is left to TorchTPU", _DEVICE)
+        return
+    native.set_search_path([path for path in sys.path if path])
+    torch.utils.rename_privateuse1_backend(_DEVICE)
+    native.register_device()
+    torch.utils.generate_methods_for_privateuse1_backend()
+    from tpu_dist import tpu
+
+    torch._register_device_module(_DEVICE, tpu)

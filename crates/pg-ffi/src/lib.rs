@@ -6,6 +6,7 @@
 // The bridge macro makes its items public.
 #[allow(unreachable_pub)]
 mod bridge;
+mod device;
 mod groups;
 mod log;
 mod mesh;
@@ -21,6 +22,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     tpu_dist_runtime::set_interrupt_check(bridge::ffi::check_signals);
     module.add_function(wrap_pyfunction!(groups::stats, module)?)?;
     mesh::register(module)?;
+    device::register(module)?;
     // SAFETY: the address is that of a live module object, and the GIL is held.
     unsafe { bridge::ffi::register_classes(module.as_ptr() as usize) }
         .map_err(|error| PyImportError::new_err(error.what().to_owned()))

@@ -22,6 +22,7 @@
 mod cell;
 mod error;
 mod fork;
+mod group;
 mod host;
 mod interned;
 mod memory;
@@ -39,7 +40,7 @@ pub use error::Error;
 pub use fork::is_forked;
 pub use host::CellWork;
 pub use memory::{MemoryStats, reset_accumulated, reset_peak, stats as memory_stats};
-pub use plugin::{is_available, set_search_path};
+pub use plugin::{has_tpu, is_available, set_search_path};
 pub use programs::{Call, Outcome, Results};
 
 use crate::config::{Config, Fallback};

@@ -37,8 +37,8 @@ const TPU_PCI_IDS: &[&str] = &[
     "0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076",
 ];
 
-/// Whether this host has a TPU that is not another virtual machine's.
-fn has_tpu() -> bool {
+/// Whether this host has a TPU.
+pub fn has_tpu() -> bool {
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
     let is_tpu = |device: &Path| {
         read(device.join("vendor")).trim() == "0x1ae0"

@@ -247,7 +247,7 @@ impl Device {
             });
         };
         let request = words::request(row.name, call.words, storages.into_iter(), results)?;
-        let known = match aten::lower(&request) {
+        let known = match aten::lower_with(&request, words::precision(call.words)) {
             Some(Ok(lowered)) => {
                 let program = self.executor.compile(row.name, lowered.text.as_bytes())?;
                 let entry = entry(program, lowered, &request, &bytes, results);
@@ -314,6 +314,7 @@ fn entry(
         results: results.into(),
         draws: elements
             .map(|result| result.view.sizes.iter().product::<i64>() as u64)
-            .sum(),
+            .max()
+            .unwrap_or_default(),
     }
 }

@@ -1,8 +1,8 @@
 //! A call of an operator as words, which compare and hash fast.
 //!
-//! A call is: the number of the operator in [`aten::operators`], a number that tells its
-//! variants (in place, `out=`) apart, its arguments, and the tensors of `out=`, each
-//! behind an [`OUT`]. A word that starts an argument has a tag in its lowest byte:
+//! A call is: the number of the operator in [`operators`](crate::aten::operators); a number that tells its
+//! variants (in place, `out=`) apart, with the precision of `f32` products (0 highest, 1
+//! high, 2 medium) from bit 32; its arguments; and the tensors of `out=`, each behind an [`OUT`]. A word that starts an argument has a tag in its lowest byte:
 //!
 //! | tag | bits 8 to 15 | 16 to 31 | 32 to 63 | words that follow |
 //! |---|---|---|---|---|
@@ -20,14 +20,15 @@
 //! | [`OPAQUE`] | | | | |
 //!
 //! Element types are PJRT's numbers. The results of a call are words of the same form:
-//! `NONE` for an undefined tensor, [`NEW`] with sizes and strides, [`INTO`] as a `TENSOR`.
+//! `NONE` for an undefined tensor, [`NEW`] with sizes and strides, [`INTO`] as a `TENSOR`; a
+//! [`LIST`] before those that the operator returns as a list.
 
 use std::sync::Arc;
 
 use super::Error;
 use super::interned::BufferType;
 use crate::aten::{
-    Argument, Destination, Kind, Number, Operand, Request, ResultType, Scalar, StorageType, View,
+    Argument, Destination, Kind, Number, Operand, Precision, Request, ResultType, Scalar, StorageType, View,
 };
 use crate::pjrt::ElementType;
 
@@ -74,6 +75,8 @@ tags! {
     NEW = 16;
     /// A result that is written into a storage.
     INTO = 17;
+    /// So many results that follow (bits 32 to 63) are one list.
+    LIST = 18;
 }
 
 /// The kind of number that bits 8 to 15 mean.
@@ -222,6 +225,15 @@ pub(super) fn operator(words: &[u64]) -> usize {
     words.first().map_or(usize::MAX, |word| *word as usize)
 }
 
+/// The precision of products of `f32` that `words` ask for.
+pub(super) fn precision(words: &[u64]) -> Precision {
+    match words.get(1).map(|word| word >> 32) {
+        Some(1) => Precision::High,
+        Some(2) => Precision::Medium,
+        _ => Precision::Highest,
+    }
+}
+
 /// What `words` ask for, on storages of the given sizes and buffers, with `results` as
 /// results.
 pub(super) fn request<'a>(
@@ -266,6 +278,7 @@ fn results(words: &[u64]) -> Result<Vec<Option<ResultType>>, Error> {
         let head = reader.word()?;
         let dims = field(head, 16, 16) as usize;
         results.push(match head & 0xff {
+            LIST => continue,
             NONE => None,
             NEW => Some(ResultType {
                 element: reader.element(head)?,
@@ -331,7 +344,7 @@ mod tests {
             OUT,
             TENSOR,
         ];
-        let results = [NONE, NEW | f32 << 8 | 1 << 16, 6, 1];
+        let results = [LIST | 1 << 32, NONE, NEW | f32 << 8 | 1 << 16, 6, 1];
         let buffer = BufferType {
             element: ElementType::F32,
             dims: vec![12],

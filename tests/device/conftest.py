@@ -1,0 +1,14 @@
+"""What the tests of the device share."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _device():
+    """Skips without a device; lets no failure of one test reach the next."""
+    if not torch.tpu.is_available():
+        pytest.skip("needs libtpu with a TPU, or the package lammps-jax-pjrt-cpu")
+    torch.manual_seed(0)
+    yield
+    torch.tpu.synchronize()
