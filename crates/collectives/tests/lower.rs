@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tpu_dist_collectives::lower::{
-    Accumulation, Collective, LowerError, Program, lower, permute, ragged_all_to_all,
+    Accumulation, Collective, Grid, LowerError, Program, lower, permute, ragged_all_to_all,
 };
 use tpu_dist_collectives::{DType, Kind, ReduceKind};
 
@@ -15,7 +15,7 @@ fn collective(kind: Kind, dtype: DType, counts: &[u64], groups: &[&[u32]]) -> Co
         dtype,
         counts: counts.to_vec(),
         groups: groups.iter().map(|group| group.to_vec()).collect(),
-        grid: Vec::new(),
+        grid: None,
         accumulation: Accumulation::Wide,
     }
 }
@@ -38,8 +38,12 @@ fn cases() -> Vec<(&'static str, Result<Program, LowerError>)> {
     };
     let (wide, native) = (Accumulation::Wide, Accumulation::Native);
     let grid = Collective {
-        grid: vec![2, 2],
+        grid: Some(Grid::new([2, 2])),
         ..collective(ReduceScatter, DType::F32, &[3], WORLD)
+    };
+    let ordered = Collective {
+        grid: Some(Grid::ordered([2, 2], [0, 2, 1, 3])),
+        ..grid.clone()
     };
     let reduce = collective(Reduce, DType::F32, &[6], PAIRS);
     let broadcast = |dtype| collective(Broadcast, dtype, &[6], PAIRS);
@@ -73,6 +77,7 @@ fn cases() -> Vec<(&'static str, Result<Program, LowerError>)> {
         ),
         ("reduce_f32", lower(&reduce)),
         ("reduce_scatter_f32_grid", lower(&grid)),
+        ("reduce_scatter_f32_ordered", lower(&ordered)),
         (
             "reduce_scatter_c64",
             of(ReduceScatter, DType::C64, &[3], PAIRS),
@@ -206,7 +211,7 @@ fn a_grid_is_scattered_line_by_line() {
     let groups: &[&[u32]] = &[&[0, 1, 2, 3, 4, 5], &[11, 10, 9, 8, 7, 6]];
     let base = collective(Kind::ReduceScatter, DType::F32, &[4], groups);
     let program = lower(&Collective {
-        grid: vec![3, 1, 2],
+        grid: Some(Grid::new([3, 1, 2])),
         ..base.clone()
     })
     .expect("fits");
@@ -246,10 +251,10 @@ fn what_libtpu_would_crash_on_is_refused() {
         ),
         (
             Collective {
-                grid: vec![2, 3],
+                grid: Some(Grid::new([2, 3])),
                 ..world.clone()
             },
-            "grid: [2, 3] does not have 4 ranks",
+            "grid: [2, 3] does not have each of 4 ranks once",
         ),
         (
             Collective {

@@ -20,7 +20,10 @@
 //! | send, recv | [`permute`]: `collective_permute` |
 
 mod element;
+mod placement;
 mod text;
+
+pub use placement::Placement;
 
 use crate::op::ReduceKind;
 use crate::{DType, Kind};
@@ -43,18 +46,60 @@ pub struct Collective {
     /// The groups, of equal size, which name every partition once. All do the collective at
     /// once.
     pub groups: Vec<Vec<u32>>,
-    /// How a group's ranks stand on a torus.
-    pub grid: Grid,
+    /// How a group's ranks stand on a torus; `None` for a line or when it is not known.
+    pub grid: Option<Grid>,
     /// How reductions of floating-point types of at most 16 bits accumulate.
     pub accumulation: Accumulation,
 }
 
-/// The sides of the box that a group's ranks fill, the fastest first. Empty for a line or
-/// when it is not known.
+/// The box that the ranks of every group fill.
 ///
 /// libtpu turns the reduce-scatter of a whole torus into an all-reduce and a slice, but keeps
 /// those along one dimension: one after the other they have half the traffic.
-pub type Grid = Vec<u32>;
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grid {
+    sides: Vec<u32>,
+    order: Vec<u32>,
+}
+
+impl Grid {
+    /// A box with these sides, which ranks fill in their order, the first side fastest.
+    pub fn new(sides: impl Into<Vec<u32>>) -> Grid {
+        let sides = sides.into();
+        let ranks = sides.iter().product();
+        Grid::ordered(sides, (0..ranks).collect::<Vec<_>>())
+    }
+
+    /// A box with these sides, of which rank `order[place]` has the given place, the first side
+    /// fastest.
+    pub fn ordered(sides: impl Into<Vec<u32>>, order: impl Into<Vec<u32>>) -> Grid {
+        Grid {
+            sides: sides.into(),
+            order: order.into(),
+        }
+    }
+
+    /// Its sides.
+    pub fn sides(&self) -> &[u32] {
+        &self.sides
+    }
+
+    /// The rank at each place.
+    pub fn order(&self) -> &[u32] {
+        &self.order
+    }
+
+    fn fits(&self, ranks: usize) -> bool {
+        let inside: u64 = self.sides.iter().map(|&side| u64::from(side)).product();
+        let mut order = self.order.clone();
+        order.sort_unstable();
+        inside == ranks as u64 && order.into_iter().eq(0..ranks as u32)
+    }
+
+    fn is_in_order(&self) -> bool {
+        self.order.is_sorted()
+    }
+}
 
 /// How narrow floating-point types accumulate in a reduction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -99,8 +144,8 @@ pub enum LowerError {
     /// Nothing to move: there is no program, and none is needed.
     #[error("counts: {0} of no elements")]
     Empty(Kind),
-    /// A grid with another number of ranks.
-    #[error("grid: {grid:?} does not have {ranks} ranks")]
+    /// A grid of other ranks.
+    #[error("grid: {:?} does not have each of {ranks} ranks once", .grid.sides())]
     Grid {
         /// What was given.
         grid: Grid,
@@ -152,7 +197,7 @@ pub enum LowerError {
 ///     dtype: DType::F32,
 ///     counts: vec![1024],
 ///     groups: vec![vec![0, 1], vec![2, 3]],
-///     grid: vec![],
+///     grid: None,
 ///     accumulation: Accumulation::Wide,
 /// })?;
 /// assert_eq!(program.partitions, 4);
@@ -269,13 +314,8 @@ impl<'a> Lowering<'a> {
         } = *collective;
         let groups = Groups::new(&collective.groups)?;
         let ranks = groups.size();
-        let grid = &collective.grid;
-        let inside: u64 = grid.iter().map(|&side| u64::from(side)).product();
-        if !grid.is_empty() && inside != ranks as u64 {
-            return Err(LowerError::Grid {
-                grid: grid.clone(),
-                ranks,
-            });
+        if let Some(grid) = collective.grid.clone().filter(|grid| !grid.fits(ranks)) {
+            return Err(LowerError::Grid { grid, ranks });
         }
         let got = counts.len();
         let fail = |expected| {
@@ -393,7 +433,12 @@ impl<'a> Lowering<'a> {
         let input = body.spread(&input, &self.pieces, self.largest());
         let value = self.operand(&mut body, &input, self.ranks, op);
         let reduced = if value.element().scatters_natively(op) {
-            let lines = self.groups.lines(&self.collective.grid);
+            let (value, lines) = match &self.collective.grid {
+                None => (value, vec![self.groups.clone()]),
+                Some(grid) if grid.is_in_order() => (value, self.groups.lines(grid)),
+                // The pieces in the order of the places.
+                Some(grid) => (body.reorder(&value, grid.order()), self.groups.lines(grid)),
+            };
             // The slowest dimension first: what is left is in one run each time.
             let scatter = |value, line| body.reduce_scatter(&value, op, line);
             lines.iter().rev().fold(value, scatter)

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write};
 
-use super::LowerError;
 use super::element::Element;
+use super::{Grid, LowerError};
 use crate::DType;
 use crate::op::ReduceKind;
 
@@ -106,18 +106,19 @@ impl Groups {
     }
 
     /// For each side of the grid that the ranks of a group fill, the fastest first: the
-    /// groups of ranks that differ in that dimension only. Without a grid the groups themselves.
-    pub(super) fn lines(&self, grid: &[u32]) -> Vec<Groups> {
+    /// groups of ranks that differ in that dimension only.
+    pub(super) fn lines(&self, grid: &Grid) -> Vec<Groups> {
         let mut lines = Vec::new();
         let mut stride = 1;
-        for &side in grid.iter().filter(|&&side| side > 1) {
+        for &side in grid.sides().iter().filter(|&&side| side > 1) {
             let side = side as usize;
             let mut line = Vec::new();
             for group in &self.0 {
-                let starts = (0..group.len()).filter(|rank| rank / stride % side == 0);
+                let at = |place: usize| group[grid.order()[place] as usize];
+                let starts = (0..group.len()).filter(|place| place / stride % side == 0);
                 line.extend(starts.map(|start| {
                     (0..side)
-                        .map(|step| group[start + step * stride])
+                        .map(|step| at(start + step * stride))
                         .collect::<Vec<u32>>()
                 }));
             }
@@ -323,6 +324,23 @@ impl Body {
             })
             .collect();
         self.concatenate(&parts, 0)
+    }
+
+    /// The equal pieces of a line in another order.
+    pub(super) fn reorder(&mut self, value: &Value, order: &[u32]) -> Value {
+        let count = value.ty.count();
+        let size = count / order.len() as u64;
+        let rows = self.reshape(value, vec![order.len() as u64, size]);
+        let index = Type::line(Element::of(DType::I32), order.len() as u64);
+        let order = self.constant(&format!("{order:?}"), index);
+        let operation = format!(
+            "\"stablehlo.gather\"({}, {}) {{dimension_numbers = #stablehlo.gather<offset_dims = [1], \
+             collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, \
+             slice_sizes = array<i64: 1, {size}>}} : ({}, {}) -> {}",
+            rows.name, order.name, rows.ty, order.ty, rows.ty
+        );
+        let rows = self.push(rows.ty.clone(), &operation);
+        self.reshape(&rows, vec![count])
     }
 
     /// The real parts of each of `pieces` equal pieces, then its imaginary parts. Others are left
