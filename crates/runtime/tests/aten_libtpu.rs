@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tpu_dist_runtime::aten;
-use tpu_dist_runtime::pjrt::{CompileOptions, Plugin, Topology, Value};
+use tpu_dist_runtime::pjrt::{Plugin, Topology, Value};
 
 const PLUGIN: &str = "TPU_DIST_TEST_LIBTPU_CHILD";
 const PART: &str = "TPU_DIST_TEST_LIBTPU_PART";
@@ -69,7 +69,7 @@ fn in_the_child() {
     let plugin = Plugin::load(path).unwrap();
     let wrap = ("wrap", Value::from(vec![0, 0, 0]));
     let topology = Topology::create(plugin, "v5e:2x2", &[wrap]).unwrap();
-    let options = CompileOptions::for_device(0);
+    let options = aten::compile_options(0);
     let start = Instant::now();
     let part: usize = part.parse().unwrap();
     let mut count = 0;

@@ -16,6 +16,7 @@
 //! destination that the operator leaves alone this time (the running statistics of an
 //! evaluation) has no output.
 
+mod arguments;
 mod body;
 mod call;
 mod element;
@@ -37,7 +38,7 @@ pub use request::{
 };
 pub use table::{OperatorRow, operators};
 
-use crate::pjrt::ElementType;
+use crate::pjrt::{CompileOptions, ElementType, OptionOverride};
 
 /// What one output of a program is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +67,19 @@ pub struct Lowered {
     /// The program takes the generator's state, and draws from it: at most one step of the offset for
     /// each element of its largest result.
     pub random: bool,
+}
+
+/// How to compile programs for the device with id `device`.
+///
+/// XLA's CPU backend may by default leave out that `maximum` and `minimum` of what is not a number are not
+/// numbers, as torch and StableHLO define them; other backends do not look at these options.
+pub fn compile_options(device: i32) -> CompileOptions {
+    let mut options = CompileOptions::for_device(device);
+    for name in ["xla_cpu_enable_fast_min_max", "xla_cpu_enable_fast_math"] {
+        let off = OptionOverride::Bool(false);
+        options.overrides.insert(name.to_string(), off);
+    }
+    options
 }
 
 /// The program for a call, with products of `f32` as exact as that type; `None` if the operator has

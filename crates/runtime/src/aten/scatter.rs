@@ -4,6 +4,7 @@ use super::body::{Dims, Type};
 use super::request::Number;
 use super::value::{Value, concatenate, iota};
 use super::window::combiner;
+use crate::pjrt::ElementType::{S32, S64};
 
 /// How a written element meets the one that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl<'b> Value<'b> {
     pub(super) fn take_at(self, at: &[usize], indices: &[Value<'b>], place: usize) -> Value<'b> {
         let from = self.ty();
         let shape = indices[0].dims();
-        let vectors = vectors(indices);
+        let vectors = vectors(indices, &from.dims);
         let remaining = super::reduce::without(&from.dims, at);
         let mut dims = Dims::from_slice(&remaining[..place]);
         dims.extend(shape.iter().copied());
@@ -78,7 +79,7 @@ impl<'b> Value<'b> {
     ) -> Value<'b> {
         let ty = self.ty();
         let shape = indices[0].rank();
-        let vectors = vectors(indices);
+        let vectors = vectors(indices, &ty.dims);
         let windows = list((0..place).chain(place + shape..updates.rank()));
         let region = match combine {
             Combine::By(operation) => combiner(self, operation),
@@ -123,22 +124,27 @@ impl<'b> Value<'b> {
     }
 }
 
-/// The index vectors of elements whose indices along each dimension are given.
-fn vectors<'b>(indices: &[Value<'b>]) -> Value<'b> {
+/// The index vectors of elements of an array of `dims` whose indices along each dimension are given.
+fn vectors<'b>(indices: &[Value<'b>], dims: &[i64]) -> Value<'b> {
+    // A TPU has no integers of 64 bits.
+    let short = dims.iter().all(|&size| size < i64::from(i32::MAX));
+    let element = if short { S32 } else { S64 };
     let rank = indices[0].rank();
-    let parts: Vec<_> = indices.iter().map(|index| index.unsqueeze(rank)).collect();
+    let parts: Vec<_> = (indices.iter())
+        .map(|index| index.convert(element).unsqueeze(rank))
+        .collect();
     concatenate(&parts, rank)
 }
 
 /// The indices of each place along all dimensions, with `index` along one.
 fn coordinates(dimension: usize, index: Value<'_>) -> Vec<Value<'_>> {
-    let ty = index.ty();
-    (0..ty.dims.len())
+    let dims = index.dims();
+    (0..dims.len())
         .map(|other| {
             if other == dimension {
                 index
             } else {
-                iota(index.body(), ty.element, &ty.dims, other)
+                iota(index.body(), S64, &dims, other)
             }
         })
         .collect()

@@ -20,6 +20,9 @@ pub struct OperatorRow {
     pub constants: &'static [usize],
     /// Positions of arguments that are written though the schema does not say so.
     pub writes: &'static [usize],
+    /// Positions of `float` arguments that may be run-time scalars, and should be: they change from
+    /// call to call (a learning rate).
+    pub runtime: &'static [usize],
     /// It draws random numbers.
     pub random: bool,
     pub(super) rule: Rule,
@@ -59,6 +62,7 @@ impl OperatorRow {
             name,
             constants: &[],
             writes: &[],
+            runtime: &[],
             random: false,
             rule,
         }
@@ -72,6 +76,11 @@ impl OperatorRow {
     /// With numbers that must be constants.
     pub(super) const fn constants(self, constants: &'static [usize]) -> OperatorRow {
         OperatorRow { constants, ..self }
+    }
+
+    /// With `float` arguments that change from call to call.
+    pub(super) const fn runtime(self, runtime: &'static [usize]) -> OperatorRow {
+        OperatorRow { runtime, ..self }
     }
 
     /// With random numbers.

@@ -323,7 +323,7 @@ pub(super) fn write<'b>(array: Value<'b>, view: &View, value: Value<'b>) -> Valu
 pub(super) fn memory_order(view: &View, count: i64) -> Option<Vec<usize>> {
     let order = by_stride(view);
     if view.sizes.contains(&0) {
-        return Some(order);
+        return (count == 0).then_some(order);
     }
     let mut expected = 1;
     for &dimension in order.iter().rev() {

@@ -2,7 +2,7 @@
 //!
 //! A call is a line: `operator arguments -> results`, separated by spaces.
 //! Arguments: `f32[2,3]` a tensor (contiguous, on a storage of its own), `{f32[2] -}` a list of
-//! tensors, some undefined, `s1`, `s0.5` a constant number, `?f`, `?i` a number known at run time, `b1` a truth
+//! tensors, some undefined, `(?f s2)` one of numbers, `s1`, `s0.5` a constant number, `?f`, `?i` a number known at run time, `b1` a truth
 //! value, `n3` an integer, `x0.5` a float, `[1,2]` integers, `"text"`, `f32` an element type, `-` none,
 //! `_` something without meaning. Results: `f32[2,3]`, `@0` into argument 0's tensor, `-` undefined.
 
@@ -35,28 +35,39 @@ pub(crate) fn parse(line: &str) -> Request<'_> {
         results: Vec::new(),
     };
     let mut scalars = 0;
-    let mut list: Option<Vec<Option<Operand>>> = None;
+    let mut list: Option<Vec<Argument>> = None;
     for token in tokens {
-        let (opens, token) = token
-            .strip_prefix('{')
-            .map_or((false, token), |rest| (true, rest));
-        if opens {
+        let inner = token.trim_start_matches(['{', '(']);
+        if inner.len() < token.len() {
             list = Some(Vec::new());
         }
-        let (closes, token) = token
-            .strip_suffix('}')
-            .map_or((false, token), |rest| (true, rest));
-        let argument = argument(token, &mut request.storages, &mut scalars);
-        match (&mut list, argument) {
-            (Some(list), Argument::Tensor(operand)) => list.push(Some(operand)),
-            (Some(list), _) if !token.is_empty() => list.push(None),
-            (Some(_), _) => {}
-            (None, argument) => request.arguments.push(argument),
+        let inner = inner.trim_end_matches(['}', ')']);
+        let argument = argument(inner, &mut request.storages, &mut scalars);
+        match &mut list {
+            Some(_) if inner.is_empty() => {}
+            Some(list) => list.push(argument),
+            None => request.arguments.push(argument),
         }
-        if closes {
-            request
-                .arguments
-                .push(Argument::Tensors(list.take().unwrap()));
+        if token.ends_with('}') {
+            let tensors = list.take().unwrap().into_iter();
+            request.arguments.push(Argument::Tensors(
+                tensors
+                    .map(|argument| match argument {
+                        Argument::Tensor(operand) => Some(operand),
+                        _ => None,
+                    })
+                    .collect(),
+            ));
+        } else if token.ends_with(')') {
+            let numbers = list.take().unwrap().into_iter();
+            request.arguments.push(Argument::Scalars(
+                numbers
+                    .map(|argument| match argument {
+                        Argument::Scalar(scalar) => scalar,
+                        other => panic!("{other:?} is no number"),
+                    })
+                    .collect(),
+            ));
         }
     }
     request.results = right

@@ -135,7 +135,12 @@ pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("logit", |call| {
         let eps = call.has(1).then(|| call.float(1)).transpose()?;
         real_map(call, [0], |[x]| {
-            let x = eps.map_or(x, |eps| x.maximum(eps).minimum(1. - eps));
+            let x = eps.map_or(x, |eps| {
+                let least = x.constant_of(eps);
+                let greatest = x.constant_of(1. - eps);
+                x.lt(least)
+                    .select(least, x.gt(greatest).select(greatest, x))
+            });
             (x / (1. - x)).log()
         })
     }),

@@ -190,7 +190,7 @@ fn power_by_constant<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
 }
 
 /// The point at `weight` between two, exact at both ends.
-fn lerp([start, end, weight]: [Value<'_>; 3]) -> Value<'_> {
+pub(super) fn lerp([start, end, weight]: [Value<'_>; 3]) -> Value<'_> {
     let span = end - start;
     let near = weight.abs().lt(0.5);
     near.select(start + weight * span, end - span * (1. - weight))

@@ -67,14 +67,36 @@ impl Parameters {
         })
     }
 
-    /// Windows of `kernel` sizes placed over `input`.
-    fn direct<'b>(&self, input: Value<'b>, weight: Value<'b>) -> Value<'b> {
-        let ones = Dims::from_elem(1, self.stride.len());
+    /// Spatial sizes of the output, by torch's formulas.
+    fn output(&self, dims: &[i64], kernel: &[i64]) -> Dims {
+        (0..self.stride.len())
+            .map(|i| {
+                let span = self.dilation[i] * (kernel[i + 2] - 1) + 1;
+                let (size, padding) = (dims[i + 2], 2 * self.padding[i]);
+                if self.transposed {
+                    (size - 1) * self.stride[i] - padding + span + self.output_padding[i]
+                } else {
+                    (size + padding - span) / self.stride[i] + 1
+                }
+            })
+            .collect()
+    }
+
+    /// Windows over `input`, at as many places as `sizes` says.
+    fn direct<'b>(&self, input: Value<'b>, weight: Value<'b>, sizes: &[i64]) -> Value<'b> {
+        let (dims, kernel) = (input.dims(), weight.dims());
+        let high = (0..sizes.len())
+            .map(|i| {
+                let end =
+                    (sizes[i] - 1) * self.stride[i] + (kernel[i + 2] - 1) * self.dilation[i] + 1;
+                end - dims[i + 2] - self.padding[i]
+            })
+            .collect();
         let convolution = Convolution {
             stride: self.stride.clone(),
             low: self.padding.clone(),
-            high: self.padding.clone(),
-            lhs_dilation: ones,
+            high,
+            lhs_dilation: Dims::from_elem(1, sizes.len()),
             rhs_dilation: self.dilation.clone(),
             feature_groups: self.groups,
             batch_groups: 1,
@@ -221,19 +243,11 @@ fn value<'b>(call: &Call<'b>, index: usize) -> Result<Value<'b>, Error> {
 fn forward<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
     let (input, weight) = (value(call, 0)?, value(call, 1)?);
     let parameters = Parameters::read(call, 3, input.rank() - 2)?;
+    let sizes = parameters.output(&input.dims(), &weight.dims());
     let output = if parameters.transposed {
-        let (dims, kernel) = (input.dims(), weight.dims());
-        let sizes: Dims = (0..input.rank() - 2)
-            .map(|i| {
-                (dims[i + 2] - 1) * parameters.stride[i] - 2 * parameters.padding[i]
-                    + parameters.dilation[i] * (kernel[i + 2] - 1)
-                    + parameters.output_padding[i]
-                    + 1
-            })
-            .collect();
         parameters.adjoint(input, weight, &sizes)
     } else {
-        parameters.direct(input, weight)
+        parameters.direct(input, weight, &sizes)
     };
     let Some(bias) = call.optional(2)? else {
         return Ok(output);
@@ -251,7 +265,7 @@ fn backward<'b>(call: &Call<'b>) -> Several<'b> {
     let kernel = &weight.dims()[2..];
     let by_input = || {
         if parameters.transposed {
-            parameters.direct(gradient, weight)
+            parameters.direct(gradient, weight, &input.dims()[2..])
         } else {
             parameters.adjoint(gradient, weight, &input.dims()[2..])
         }

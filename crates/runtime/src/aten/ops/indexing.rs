@@ -48,10 +48,13 @@ pub(super) static ROWS: &[OperatorRow] = &[
     }),
     OperatorRow::new("embedding_dense_backward", embedding_backward),
     OperatorRow::new("gather", |call| {
-        let (value, index) = (vector(call.tensor(0)?), vector(call.tensor(2)?));
-        Ok(value
-            .gather(call.dimension(1, value.rank())?, index)
-            .reshape(&call.tensor(2)?.dims()))
+        let (value, index) = (call.tensor(0)?, call.tensor(2)?);
+        if index.count() == 0 {
+            return Ok(call.zeros(value.element(), &index.dims()));
+        }
+        let (value, dims) = (vector(value), index.dims());
+        let dimension = call.dimension(1, value.rank())?;
+        Ok(value.gather(dimension, vector(index)).reshape(&dims))
     }),
     OperatorRow::new("scatter.src", |call| scatter(call, Combine::Replace, true)),
     OperatorRow::new("scatter.value", |call| {
@@ -85,8 +88,8 @@ pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("index_fill.int_Scalar", index_fill),
     OperatorRow::new("index_fill.int_Tensor", index_fill),
     OperatorRow::new("masked_scatter", |call| {
-        let value = call.tensor(0)?;
-        let mask = call.tensor(1)?.convert(Pred).expand(&value.dims());
+        let mask = call.tensor(1)?.convert(Pred);
+        let (mask, value) = mask.broadcast_with(call.tensor(0)?);
         let source = call.tensor(2)?.flatten();
         if source.count() == 0 {
             return Ok(value);
@@ -283,6 +286,9 @@ impl<'b> Scatter<'b> {
 }
 
 fn scatter<'b>(call: &Call<'b>, combine: Combine, include_self: bool) -> Result<Value<'b>, Error> {
+    if call.tensor(2)?.count() == 0 {
+        return call.tensor(0);
+    }
     let scatter = Scatter::read(call, combine)?;
     let mut start = scatter.part;
     if let (Combine::By(operation), false) = (combine, include_self) {
@@ -301,6 +307,9 @@ fn scatter<'b>(call: &Call<'b>, combine: Combine, include_self: bool) -> Result<
 }
 
 fn scatter_mean<'b>(call: &Call<'b>, include_self: bool) -> Result<Value<'b>, Error> {
+    if call.tensor(2)?.count() == 0 {
+        return call.tensor(0);
+    }
     let add = Combine::By("add");
     let scatter = Scatter::read(call, add)?;
     let one = |like: Value<'b>| like.constant(Number::Int(1));

@@ -77,6 +77,11 @@ fn add_to<'b>(call: &Call<'b>, product: Value<'b>) -> Result<Value<'b>, Error> {
 pub(super) fn multiply<'b>(call: &Call<'b>, a: Value<'b>, b: Value<'b>) -> Value<'b> {
     let (left, right) = (a.ty(), b.ty());
     let batches = left.dims.len() - 2;
+    if !element::is_float(left.element) && !element::is_complex(left.element) {
+        // A TPU has no such product of 64 bits.
+        let products = a.unsqueeze(batches + 2) * b.unsqueeze(batches);
+        return products.sum(&[batches + 1]);
+    }
     let mut dims = Dims::from_slice(&left.dims[..=batches]);
     dims.push(right.dims[batches + 1]);
     let batch: Vec<usize> = (0..batches).collect();
@@ -93,15 +98,6 @@ pub(super) fn contract<'b>(
     along: [usize; 2],
     dims: &[i64],
 ) -> Value<'b> {
-    // Truth values: XLA multiplies none.
-    let plain = |value: Value<'b>| {
-        if value.element() == Pred {
-            value.convert(S32)
-        } else {
-            value
-        }
-    };
-    let (a, b) = (plain(a), plain(b));
     let (left, right) = (a.ty(), b.ty());
     let ty = Type::new(accumulator(left.element), dims);
     let precision = match left.element {

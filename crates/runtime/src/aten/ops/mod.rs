@@ -6,10 +6,12 @@ mod compare;
 mod complex;
 mod convolution;
 mod creation;
+mod foreach;
 mod indexing;
 mod loss;
 mod matmul;
 mod normalization;
+mod optimizer;
 mod pooling;
 mod random;
 mod reduction;
@@ -32,10 +34,13 @@ pub(super) static FAMILIES: &[&[OperatorRow]] = &[
     complex::ROWS,
     convolution::ROWS,
     creation::ROWS,
+    foreach::ROWS,
+    foreach::FLOATING,
     indexing::ROWS,
     loss::ROWS,
     matmul::ROWS,
     normalization::ROWS,
+    optimizer::ROWS,
     pooling::ROWS,
     random::ROWS,
     reduction::ROWS,

@@ -12,7 +12,7 @@ use crate::aten::scatter::Combine;
 use crate::aten::table::{OperatorRow, Several};
 use crate::aten::value::{Value, iota};
 use crate::aten::window::Window;
-use crate::pjrt::ElementType::{self, F32, S32, S64};
+use crate::pjrt::ElementType::{self, S32};
 
 pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::several("max_pool2d_with_indices", |call| max_pool(call, 2)),
@@ -269,14 +269,14 @@ fn average_pool_backward<'b>(call: &Call<'b>, spatial: usize) -> Result<Value<'b
 fn averages<'b>(call: &Call<'b>, element: ElementType, places: i64, size: i64) -> Value<'b> {
     let dims = [places, size];
     let (place, number) = (
-        iota(call.body(), S64, &dims, 0),
-        iota(call.body(), S64, &dims, 1),
+        iota(call.body(), S32, &dims, 0),
+        iota(call.body(), S32, &dims, 1),
     );
     let constant = |value: i64| place.constant(Number::Int(value));
     let start = place * constant(size) / constant(places);
     let end = ((place + 1.) * constant(size) + constant(places - 1)) / constant(places);
     let inside = number.ge(start).and(number.lt(end));
-    let count = (end - start).convert(F32).convert(element);
+    let count = (end - start).convert(element);
     inside.select(1. / count, 0.)
 }
 

@@ -7,7 +7,7 @@ use crate::aten::element::{self, opmath};
 use crate::aten::request::Number;
 use crate::aten::table::{OperatorRow, Several};
 use crate::aten::value::Value;
-use crate::pjrt::ElementType::{Pred, S64};
+use crate::pjrt::ElementType::{self, Pred, S64};
 
 pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("sum", |call| total(call, Dimensions::All, Value::sum)),
@@ -93,6 +93,8 @@ pub(super) static ROWS: &[OperatorRow] = &[
     .constants(&[2]),
     OperatorRow::new("logsumexp", logsumexp),
     OperatorRow::new("linalg_vector_norm", vector_norm).constants(&[1]),
+    OperatorRow::new("norm.ScalarOpt_dim", vector_norm).constants(&[1]),
+    OperatorRow::new("norm.ScalarOpt_dim_dtype", vector_norm).constants(&[1]),
     OperatorRow::new("cumsum", |call| scan(call, "add", Number::Int(0))),
     OperatorRow::new("cumprod", |call| scan(call, "multiply", Number::Int(1))),
 ];
@@ -239,32 +241,41 @@ fn logsumexp<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
 }
 
 fn vector_norm<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
-    let order = call.float(1)?;
+    let order = if call.has(1) { call.float(1)? } else { 2. };
     let value = call.tensor(0)?;
     let element = opmath(call.result(0)?.element);
+    let dimensions = call.dimensions(2, value.rank())?;
+    shaped(call, 0, norm(value, order, element, &dimensions))
+}
+
+/// The norm of an order over dimensions, computed in a real type.
+pub(super) fn norm<'b>(
+    value: Value<'b>,
+    order: f64,
+    element: ElementType,
+    dimensions: &[usize],
+) -> Value<'b> {
     let wide = if value.is_complex() {
         element::complex(element)
     } else {
         element
     };
     let size = value.convert(wide).abs();
-    let dimensions = call.dimensions(2, size.rank())?;
-    let norm = if order == f64::INFINITY {
-        size.max(&dimensions)
+    if order == f64::INFINITY {
+        size.max(dimensions)
     } else if order == f64::NEG_INFINITY {
-        size.min(&dimensions)
+        size.min(dimensions)
     } else if order == 0. {
-        size.ne(0.).convert(element).sum(&dimensions)
+        size.ne(0.).convert(element).sum(dimensions)
     } else if order == 1. {
-        size.sum(&dimensions)
+        size.sum(dimensions)
     } else if order == 2. {
-        (size * size).sum(&dimensions).sqrt()
+        (size * size).sum(dimensions).sqrt()
     } else {
         let constant = |number| size.point(Number::Float(number));
-        let powers = size.power(constant(order)).sum(&dimensions);
+        let powers = size.power(constant(order)).sum(dimensions);
         powers.power(constant(1. / order))
-    };
-    shaped(call, 0, norm)
+    }
 }
 
 fn scan<'b>(call: &Call<'b>, operation: &'static str, initial: Number) -> Result<Value<'b>, Error> {
