@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
 use tpu_dist_runtime::{
-    Call, Communicator, DirectoryStore, GroupSpec, Pieces, Segment, Shape, arena,
+    Call, Communicator, DirectoryStore, GroupSpec, MessageCall, Pieces, Segment, Shape, arena,
 };
 
 const BLOCKS: usize = 15;
@@ -144,6 +144,7 @@ fn measure(group: &Communicator, op: &str, size: usize, options: &Options) -> f6
         shape: Shape::default(),
         input,
         output,
+        memory: None,
         timeout: None,
         asynchronous: false,
     };
@@ -251,11 +252,11 @@ fn ping_pong(group: &Communicator, input: *mut u8, output: *mut u8, bytes: usize
     // SAFETY: the caller's memory, and every message is waited for.
     unsafe {
         if me == 0 {
-            wait(group.send(1, 0, from, DType::U8, Shape::default(), None, None));
-            wait(group.recv(Some(1), 0, to, DType::U8, Shape::default(), None, None));
+            wait(group.message(MessageCall::send(1, 0, from, DType::U8), None));
+            wait(group.message(MessageCall::recv(Some(1), 0, to, DType::U8), None));
         } else {
-            wait(group.recv(Some(0), 0, to, DType::U8, Shape::default(), None, None));
-            wait(group.send(0, 0, from, DType::U8, Shape::default(), None, None));
+            wait(group.message(MessageCall::recv(Some(0), 0, to, DType::U8), None));
+            wait(group.message(MessageCall::send(0, 0, from, DType::U8), None));
         }
     }
 }

@@ -1,9 +1,12 @@
 //! What a caller hands to a communicator.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
+
+use crate::deferred::Deferred;
 
 /// Contiguous memory of the caller.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +111,14 @@ impl Pieces {
         Some(whole)
     }
 
+    /// The pieces in memory that was [`Deferred`].
+    pub(crate) fn resolve(&mut self, blocks: &[Segment]) -> Result<(), String> {
+        for segment in &mut self.segments {
+            *segment = segment.resolve(blocks)?;
+        }
+        Ok(())
+    }
+
     /// All segments, in order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
@@ -184,9 +195,56 @@ pub struct Call {
     pub input: Pieces,
     /// Where results go.
     pub output: Pieces,
+    /// The memory in which the pieces are [deferred segments](Segment::deferred); the call
+    /// must be asynchronous then.
+    pub memory: Option<Arc<Deferred>>,
     /// Replaces the group's timeout for this operation.
     pub timeout: Option<Duration>,
     /// False: run on the caller's thread; the operation has ended when the call
     /// returns. True: the call returns at once.
     pub asynchronous: bool,
+}
+
+/// One message.
+#[derive(Clone, Debug)]
+pub struct MessageCall {
+    pub(crate) kind: Kind,
+    pub(crate) peer: Option<u32>,
+    /// Tells messages between the same ranks apart.
+    pub tag: i32,
+    /// What is sent, or where it goes.
+    pub data: Segment,
+    /// Element type, for messages.
+    pub dtype: DType,
+    /// Shape of the tensor, for messages.
+    pub shape: Shape,
+    /// Replaces the group's timeout for this operation.
+    pub timeout: Option<Duration>,
+    /// The memory in which `data` is a [deferred segment](Segment::deferred).
+    pub memory: Option<Arc<Deferred>>,
+}
+
+impl MessageCall {
+    /// A message to rank `to`.
+    pub fn send(to: u32, tag: i32, data: Segment, dtype: DType) -> MessageCall {
+        MessageCall {
+            kind: Kind::Send,
+            peer: Some(to),
+            tag,
+            data,
+            dtype,
+            shape: Shape::default(),
+            timeout: None,
+            memory: None,
+        }
+    }
+
+    /// A message from rank `from`, or from any.
+    pub fn recv(from: Option<u32>, tag: i32, data: Segment, dtype: DType) -> MessageCall {
+        MessageCall {
+            kind: Kind::Recv,
+            peer: from,
+            ..MessageCall::send(0, tag, data, dtype)
+        }
+    }
 }

@@ -131,6 +131,20 @@ pub(crate) fn check(
     Ok((signature(call), reducer))
 }
 
+/// Checks the other side of a message of rank `rank` of `size`; none is any rank.
+pub(crate) fn check_peer(kind: Kind, peer: Option<u32>, rank: u32, size: u32) -> Result<(), Error> {
+    match peer {
+        Some(peer) if peer >= size || peer == rank => Err(Error::InvalidArgument {
+            operation: kind.name(),
+            argument: if kind == Kind::Send { "dst" } else { "src" },
+            message: format!(
+                "expected another rank of the group of {size}, got {peer} on rank {rank}"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// What all ranks must agree on, see [`Signature`].
 fn signature(call: &Call) -> Signature {
     let size = call.dtype.size();

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use tpu_dist_collectives::{DType, Kind, Signature};
+use tpu_dist_collectives::{Kind, Signature};
 
-use crate::call::{Call, Segment, Shape};
-use crate::check::check;
+use crate::call::{Call, MessageCall, Segment, Shape};
+use crate::check::{check, check_peer};
+use crate::deferred::Deferred;
 use crate::engine::local::{self, Local};
 use crate::engine::net::Net;
 use crate::engine::{Failure, Job};
@@ -120,6 +121,14 @@ impl Lane {
     }
 }
 
+/// A message whose memory is not known yet.
+struct WaitingMessage {
+    id: u64,
+    operation: Arc<Operation>,
+    data: Segment,
+    memory: Arc<Deferred>,
+}
+
 /// What operations share; they keep it alive.
 pub(crate) struct Group {
     this: Weak<Group>,
@@ -136,6 +145,8 @@ pub(crate) struct Group {
     sequence: AtomicU64,
     pending: Mutex<HashMap<u64, Arc<Operation>>>,
     last_message: AtomicU64,
+    /// Messages begin in the order of their calls.
+    waiting: Mutex<VecDeque<WaitingMessage>>,
     pub(crate) failure: OnceLock<Error>,
     left: Mutex<Vec<(u32, String, Instant)>>,
     has_left: AtomicBool,
@@ -281,98 +292,31 @@ impl Communicator {
         Ok(operation)
     }
 
-    /// Starts to send a message to rank `to`.
+    /// Starts a message to or from another rank.
     ///
     /// # Errors
     /// Wrong arguments, or a group that cannot be used.
     ///
     /// # Safety
-    /// As [`Communicator::collective`], for `data`.
-    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
-    pub unsafe fn send(
+    /// As [`Communicator::collective`], for the message's data.
+    pub unsafe fn message(
         &self,
-        to: u32,
-        tag: i32,
-        data: Segment,
-        dtype: DType,
-        shape: Shape,
-        timeout: Option<Duration>,
-        completion: Option<Box<dyn Completion>>,
-    ) -> Result<Arc<Operation>, Error> {
-        // SAFETY: passed on.
-        unsafe {
-            self.message(
-                Kind::Send,
-                Some(to),
-                tag,
-                data,
-                dtype,
-                shape,
-                timeout,
-                completion,
-            )
-        }
-    }
-
-    /// Starts to receive a message from rank `from`, or from any.
-    ///
-    /// # Errors
-    /// Wrong arguments, or a group that cannot be used.
-    ///
-    /// # Safety
-    /// As [`Communicator::collective`], for `data`.
-    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
-    pub unsafe fn recv(
-        &self,
-        from: Option<u32>,
-        tag: i32,
-        data: Segment,
-        dtype: DType,
-        shape: Shape,
-        timeout: Option<Duration>,
-        completion: Option<Box<dyn Completion>>,
-    ) -> Result<Arc<Operation>, Error> {
-        // SAFETY: passed on.
-        unsafe {
-            self.message(
-                Kind::Recv,
-                from,
-                tag,
-                data,
-                dtype,
-                shape,
-                timeout,
-                completion,
-            )
-        }
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "one body for both directions")]
-    unsafe fn message(
-        &self,
-        kind: Kind,
-        peer: Option<u32>,
-        tag: i32,
-        data: Segment,
-        dtype: DType,
-        shape: Shape,
-        timeout: Option<Duration>,
+        call: MessageCall,
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
         let group = &self.group;
+        let MessageCall {
+            kind,
+            peer,
+            tag,
+            data,
+            dtype,
+            shape,
+            timeout,
+            memory,
+        } = call;
         group.check_usable(kind.name())?;
-        if let Some(rank) = peer
-            && (rank >= group.spec.size || rank == group.spec.rank)
-        {
-            return Err(Error::InvalidArgument {
-                operation: kind.name(),
-                argument: if kind == Kind::Send { "dst" } else { "src" },
-                message: format!(
-                    "expected another rank of the group of {}, got {rank} on rank {}",
-                    group.spec.size, group.spec.rank
-                ),
-            });
-        }
+        check_peer(kind, peer, group.spec.rank, group.spec.size)?;
         let signature = Signature {
             kind,
             op: None,
@@ -403,51 +347,21 @@ impl Communicator {
         ));
         let id = group.last_message.fetch_add(1, Ordering::Relaxed);
         group.pending().insert(id, operation.clone());
-        let (owner, ended) = (Arc::downgrade(group), Arc::downgrade(&operation));
-        let notify = move |transfer: &Transfer| {
-            let (Some(group), Some(operation)) = (owner.upgrade(), ended.upgrade()) else {
-                return;
-            };
-            let result = match transfer.result() {
-                Some(Ok(())) => Ok(()),
-                Some(Err(error)) => {
-                    let rank = peer.or(transfer.source()).unwrap_or(group.spec.rank);
-                    Err(group.link_error(&operation, rank, &error))
-                }
-                None => return,
-            };
-            operation.end(result);
-            group.pending().remove(&id);
-        };
-        // SAFETY: the caller keeps the memory until the operation has ended; it ends with the
-        // transfer, or after the transfer was cancelled (`Group::give_up`).
-        let transfer = unsafe { Transfer::new(&[data], Some(Box::new(notify))) };
-        if let Some(message) = operation.message() {
-            let _ = message.transfer.set(transfer.clone());
+        match memory {
+            Some(memory) => {
+                let waiting = WaitingMessage {
+                    id,
+                    operation: operation.clone(),
+                    data,
+                    memory,
+                };
+                group.waiting().push_back(waiting);
+                group.begin_waiting();
+            }
+            // SAFETY: passed on.
+            None => unsafe { group.begin_message(id, &operation, data) },
         }
-        match (kind, peer) {
-            (Kind::Send, Some(to)) => {
-                group
-                    .peer(to)
-                    .link
-                    .send(key, group.spec.rank, transfer, Mode::PointToPoint);
-            }
-            (_, Some(from)) => {
-                group
-                    .peer(from)
-                    .link
-                    .receive(key, group.spec.rank, transfer, Mode::PointToPoint);
-            }
-            (_, None) => {
-                let links = group.peers.iter().flatten().map(|peer| &peer.link);
-                group.fabric.any_source.post(key, transfer, links);
-            }
-        }
-        if let Some(error) = group.failure_of(&operation) {
-            // The group failed in between: nobody else ends this one.
-            group.give_up(&operation, error);
-            group.pending().remove(&id);
-        } else if !operation.is_completed() {
+        if !operation.is_completed() {
             group.notice(false);
         }
         Ok(operation)
@@ -589,6 +503,7 @@ impl Group {
             sequence: AtomicU64::new(0),
             pending: Mutex::default(),
             last_message: AtomicU64::new(0),
+            waiting: Mutex::default(),
             failure: OnceLock::new(),
             left: Mutex::default(),
             has_left: AtomicBool::new(false),
@@ -627,6 +542,12 @@ impl Group {
 
     fn pending(&self) -> MutexGuard<'_, HashMap<u64, Arc<Operation>>> {
         self.pending
+            .lock()
+            .expect("no panic while messages are held")
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<WaitingMessage>> {
+        self.waiting
             .lock()
             .expect("no panic while messages are held")
     }
@@ -757,10 +678,12 @@ impl Group {
                 return ended;
             }
             let begun = lane.begun.take().or_else(|| {
-                let (operation, job) = lane.queue.pop_front()?;
+                let (operation, mut job) = lane.queue.pop_front()?;
                 let (group, sequence) = (self.clone(), operation.sequence());
-                let future: Running =
-                    Box::pin(async move { group.engine.run(&job, sequence).await });
+                let future: Running = Box::pin(async move {
+                    job.memory().await?;
+                    group.engine.run(&job, sequence).await
+                });
                 Some((operation, future))
             });
             let Some((operation, mut future)) = begun else {
@@ -1002,6 +925,12 @@ impl Group {
                 self.fail(error.clone(), false);
                 self.failure_of(operation).unwrap_or(error)
             }
+            Failure::Memory(reason) => {
+                let reason = format!("its data is not to be had: {reason}");
+                let error = Error::Aborted { context, reason };
+                self.fail(error.clone(), true);
+                error
+            }
             Failure::Plan(message) => Error::InvalidArgument {
                 operation: operation.kind().name(),
                 argument: "TPU_DIST_ALGO",
@@ -1042,6 +971,92 @@ impl Group {
         self.fabric.ring_own();
         if self.is_pending() {
             self.notice(true);
+        }
+    }
+
+    // ---- messages ----
+
+    /// Begins the messages whose memory is there. Returns whether there was one.
+    fn begin_waiting(self: &Arc<Group>) -> bool {
+        let mut begun = false;
+        // Held while one begins: the next must not overtake it.
+        let mut waiting = self.waiting();
+        while let Some(known) = waiting.front().and_then(|first| first.memory.get()) {
+            let data = known
+                .map_err(str::to_owned)
+                .and_then(|blocks| waiting[0].data.resolve(blocks));
+            let Some(WaitingMessage { id, operation, .. }) = waiting.pop_front() else {
+                break;
+            };
+            begun = true;
+            match data {
+                // It may have been given up.
+                Ok(_) if operation.is_completed() => {}
+                // SAFETY: the caller of `Communicator::message` vouches for the memory.
+                Ok(data) => unsafe { self.begin_message(id, &operation, data) },
+                Err(reason) => {
+                    let error = self.failed(&operation, Failure::Memory(reason));
+                    self.give_up(&operation, error);
+                    self.pending().remove(&id);
+                }
+            }
+        }
+        begun
+    }
+
+    /// Gives a message to its link.
+    ///
+    /// # Safety
+    /// As [`Communicator::message`].
+    unsafe fn begin_message(self: &Arc<Group>, id: u64, operation: &Arc<Operation>, data: Segment) {
+        let Some(Message {
+            key,
+            peer,
+            transfer: known,
+        }) = operation.message()
+        else {
+            return;
+        };
+        let (key, peer) = (*key, *peer);
+        let (owner, ended) = (Arc::downgrade(self), Arc::downgrade(operation));
+        let notify = move |transfer: &Transfer| {
+            let (Some(group), Some(operation)) = (owner.upgrade(), ended.upgrade()) else {
+                return;
+            };
+            let result = match transfer.result() {
+                Some(Ok(())) => Ok(()),
+                Some(Err(error)) => {
+                    let rank = peer.or(transfer.source()).unwrap_or(group.spec.rank);
+                    Err(group.link_error(&operation, rank, &error))
+                }
+                None => return,
+            };
+            operation.end(result);
+            group.pending().remove(&id);
+        };
+        // SAFETY: the caller keeps the memory until the operation has ended; it ends with the
+        // transfer, or after the transfer was cancelled (`Group::give_up`).
+        let transfer = unsafe { Transfer::new(&[data], Some(Box::new(notify))) };
+        let _ = known.set(transfer.clone());
+        let me = self.spec.rank;
+        match (operation.kind(), peer) {
+            (Kind::Send, Some(to)) => {
+                let link = &self.peer(to).link;
+                link.send(key, me, transfer, Mode::PointToPoint);
+            }
+            (_, Some(from)) => {
+                let link = &self.peer(from).link;
+                link.receive(key, me, transfer, Mode::PointToPoint);
+            }
+            (_, None) => {
+                let links = self.peers.iter().flatten().map(|peer| &peer.link);
+                self.fabric.any_source.post(key, transfer, links);
+            }
+        }
+        if let Some(error) = self.failure_of(operation) {
+            // The group failed in between: nobody else ends this one.
+            self.give_up(operation, error);
+            self.pending().remove(&id);
         }
     }
 
@@ -1158,9 +1173,9 @@ impl Work for Group {
         let Some(group) = self.itself() else {
             return false;
         };
-        let ended = group.advance_lane();
+        let moved = group.begin_waiting() | group.advance_lane();
         group.check_deadlines(now);
-        ended
+        moved
     }
 
     fn is_pending(&self) -> bool {

@@ -10,6 +10,7 @@ mod check;
 mod communicator;
 pub mod compile_cache;
 pub mod config;
+mod deferred;
 pub mod device;
 mod engine;
 mod error;
@@ -29,8 +30,9 @@ mod transport;
 mod wire;
 mod world;
 
-pub use call::{Call, Pieces, Segment, Shape};
+pub use call::{Call, MessageCall, Pieces, Segment, Shape};
 pub use communicator::{Communicator, GroupSpec};
+pub use deferred::Deferred;
 pub use error::Error;
 pub use operation::{Completion, Operation};
 pub use progress::set_interrupt_check;

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
 use tpu_dist_runtime::{
-    Call, Communicator, DirectoryStore, Error, GroupSpec, Operation, Pieces, Segment, Shape, arena,
+    Call, Communicator, DirectoryStore, Error, GroupSpec, MessageCall, Operation, Pieces, Segment,
+    Shape, arena,
 };
 
 struct Ranks {
@@ -211,6 +212,7 @@ fn call(kind: Kind, op: Option<ReduceOp>, input: Pieces, output: Pieces) -> Call
         shape: Shape::default(),
         input,
         output,
+        memory: None,
         timeout: None,
         asynchronous: false,
     }
@@ -491,13 +493,13 @@ fn messages(group: &Communicator) {
                 let to = segment(&buffers[rank as usize]);
                 operations.push(
                     group
-                        .recv(Some(rank), 7, to, DType::F32, Shape::default(), None, None)
+                        .message(MessageCall::recv(Some(rank), 7, to, DType::F32), None)
                         .unwrap(),
                 );
                 let from = segment(&data);
                 operations.push(
                     group
-                        .send(rank, 7, from, DType::F32, Shape::default(), None, None)
+                        .message(MessageCall::send(rank, 7, from, DType::F32), None)
                         .unwrap(),
                 );
             }
@@ -523,8 +525,7 @@ fn messages(group: &Communicator) {
             };
             // SAFETY: waited for at once.
             let operation =
-                unsafe { group.recv(None, 3, to, DType::F32, Shape::default(), None, None) }
-                    .unwrap();
+                unsafe { group.message(MessageCall::recv(None, 3, to, DType::F32), None) }.unwrap();
             operation.wait(None).unwrap();
             let source = operation.source_rank().unwrap() as usize;
             assert_eq!(value[0], next[source]);
@@ -536,13 +537,8 @@ fn messages(group: &Communicator) {
             let (ptr, bytes) = bytes(&value);
             // SAFETY: waited for at once.
             let operation = unsafe {
-                group.send(
-                    0,
-                    3,
-                    Segment { ptr, bytes },
-                    DType::F32,
-                    Shape::default(),
-                    None,
+                group.message(
+                    MessageCall::send(0, 3, Segment { ptr, bytes }, DType::F32),
                     None,
                 )
             }

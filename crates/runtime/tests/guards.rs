@@ -115,6 +115,7 @@ fn call(case: &Case, input: *mut u8, output: *mut u8) -> Call {
         shape: Shape::default(),
         input: from,
         output: to,
+        memory: None,
         timeout: None,
         asynchronous: false,
     }

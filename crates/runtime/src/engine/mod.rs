@@ -9,6 +9,9 @@ mod data;
 pub(crate) mod local;
 pub(crate) mod net;
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use tpu_dist_collectives::reduce::Reducer;
 use tpu_dist_collectives::{Kind, ReduceOp, Signature};
 
@@ -24,6 +27,21 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Waits for memory that was deferred.
+    pub(crate) async fn memory(&mut self) -> Result<(), Failure> {
+        let Some(memory) = self.call.memory.take() else {
+            return Ok(());
+        };
+        poll_fn(|_| memory.get().map_or(Poll::Pending, |_| Poll::Ready(()))).await;
+        let blocks = memory.get().expect("ready").map_err(|reason| reason.to_owned());
+        blocks
+            .and_then(|blocks| {
+                self.call.input.resolve(blocks)?;
+                self.call.output.resolve(blocks)
+            })
+            .map_err(Failure::Memory)
+    }
+
     /// The own factor of PREMUL_SUM.
     pub(crate) fn scale(&self) -> Option<f64> {
         match self.call.op {
@@ -62,6 +80,8 @@ pub(crate) enum Failure {
     },
     /// The group has failed on a rank, which says why on another way.
     Gone { rank: u32 },
+    /// The memory that it was to work on was not to be had.
+    Memory(String),
     /// No algorithm does it.
     Plan(String),
     /// The connection to a rank failed.

@@ -128,7 +128,8 @@ pub(super) fn start<F: FnOnce(HostWork) + Send + 'static>(
         host.finish(Ok(()));
         return refused(sequence, source, buffers);
     }
-    let before = before.in_flight();
+    // Programs may read the old contents; other work of the host has its own buffers.
+    let before: Vec<_> = before.in_flight().iter().filter(|it| !it.by_host).collect();
     // One event more than there are: ours, so that the gate opens after all are watched.
     let events = before.len() + filled.len() + 1;
     let gate = Arc::new(Gate(Mutex::new(Waiting {
@@ -149,7 +150,7 @@ pub(super) fn start<F: FnOnce(HostWork) + Send + 'static>(
     gate.open(Ok(()));
     // Last, since this may wait for work under way, which is now on its way to be done.
     for event in done {
-        executor.queue.push(&name, sequence, event);
+        executor.queue.push(&name, sequence, event, true);
     }
 
     if executor.blocking

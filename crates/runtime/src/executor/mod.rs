@@ -276,7 +276,7 @@ impl Executor {
             }
             self.queue.reap();
         } else {
-            self.queue.push(&program.name, sequence, complete);
+            self.queue.push(&program.name, sequence, complete, false);
         }
         Ok(execution.outputs)
     }
@@ -357,7 +357,8 @@ impl Executor {
 
     /// Hands `buffers` to the host and returns their successors: the same memory, in
     /// buffers that programs launched from now on may use, and that are ready when the
-    /// host has finished. `work` is called once everything launched so far has ended, on
+    /// host has finished. `work` is called once the buffers are filled and all programs
+    /// launched so far have ended (but not other work of the host, on other buffers), on
     /// this thread or one of the plugin's, and should only pass the work on. Copies to
     /// the host that were started with [`Buffer::to_host_async`] are not waited for.
     ///

@@ -12,6 +12,8 @@ pub(super) struct InFlight {
     name: Arc<str>,
     sequence: u64,
     pub(super) complete: Event,
+    /// Work of the host, which uses its own buffers alone.
+    pub(super) by_host: bool,
 }
 
 impl InFlight {
@@ -142,11 +144,12 @@ impl Queue {
 
     /// Adds an operation that was started and has not ended. Waits while too many are
     /// under way.
-    pub(super) fn push(&self, name: &Arc<str>, sequence: u64, complete: Event) {
+    pub(super) fn push(&self, name: &Arc<str>, sequence: u64, complete: Event, by_host: bool) {
         let added = Arc::new(InFlight {
             name: Arc::clone(name),
             sequence,
             complete,
+            by_host,
         });
         let mut state = self.lock();
         // Others may have added theirs since this one was started.
