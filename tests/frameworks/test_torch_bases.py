@@ -44,9 +44,15 @@ class OnBackend:
     def setUpClass(cls):
         """Ranks come from the fork server, which has imported torch."""
         start_fork_server()
-        if multiprocessing.get_start_method(allow_none=True) is None:
-            multiprocessing.set_start_method("forkserver")
+        cls._start_method = multiprocessing.get_start_method(allow_none=True)
+        multiprocessing.set_start_method("forkserver", force=True)
         super().setUpClass()
+
+    @classmethod
+    def tearDownClass(cls):
+        """Leaves the start method as it was."""
+        super().tearDownClass()
+        multiprocessing.set_start_method(cls._start_method, force=True)
 
 
 class TestDTensorBase(OnBackend, DTensorContinuousTestBase):
