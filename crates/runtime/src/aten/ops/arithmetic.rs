@@ -69,6 +69,13 @@ pub(super) static ROWS: &[OperatorRow] = &[
                 .select(large, sum)
         })
     }),
+    OperatorRow::new("xlogy.Tensor", |call| {
+        real_map(call, [0, 1], |[a, b]| {
+            let product = a * b.log();
+            let zero = a.eq(0.).and(!b.is_nan());
+            zero.select(product.zeros(), product)
+        })
+    }),
     OperatorRow::new("pow.Tensor_Scalar", |call| power_by_constant(call)).constants(&[1]),
     OperatorRow::new("pow.Tensor_Tensor", |call| {
         map(call, [0, 1], |[a, b]| a.power(b))

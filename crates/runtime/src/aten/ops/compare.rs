@@ -3,6 +3,7 @@
 use super::{map, operands};
 use crate::aten::Error;
 use crate::aten::call::Call;
+use crate::aten::request::Number;
 use crate::aten::table::OperatorRow;
 use crate::aten::value::{Comparison, Value};
 use crate::pjrt::ElementType;
@@ -38,6 +39,9 @@ pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("bitwise_right_shift.Tensor", |call| {
         map(call, [0, 1], |[a, b]| right_shift(a, b))
     }),
+    OperatorRow::new("isin.Tensor_Tensor", is_in),
+    OperatorRow::new("isin.Tensor_Scalar", is_in),
+    OperatorRow::new("isin.Scalar_Tensor", is_in),
     OperatorRow::new("where.self", select),
     OperatorRow::new("masked_fill.Scalar", masked_fill),
     OperatorRow::new("masked_fill.Tensor", masked_fill),
@@ -62,6 +66,14 @@ fn right_shift<'b>(value: Value<'b>, by: Value<'b>) -> Value<'b> {
     } else {
         value.shift_right_arithmetic(by)
     }
+}
+
+/// Arguments: elements, those to find, whether they are unique, whether to find others.
+fn is_in<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
+    let [value, test] = operands(call, [0, 1])?;
+    let found = value.unsqueeze(value.rank()).eq(test.flatten());
+    let found = found.reduce("or", Number::Bool(false), &[value.rank()]);
+    Ok(if call.bool(3)? { !found } else { found })
 }
 
 fn select<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {

@@ -49,7 +49,7 @@ fn linspace<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
 }
 
 /// Column less row of each place of the last two dimensions.
-fn diagonal<'b>(call: &Call<'b>, dims: &[i64]) -> Value<'b> {
+pub(super) fn diagonal<'b>(call: &Call<'b>, dims: &[i64]) -> Value<'b> {
     let last = dims.len() - 1;
     let along = |dimension| iota(call.body(), S32, dims, dimension);
     along(last) - along(last - 1)

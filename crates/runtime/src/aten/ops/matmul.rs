@@ -113,3 +113,21 @@ pub(super) fn contract<'b>(
         ),
     )
 }
+
+/// Multiplies the vectors along a dimension by a matrix, whose dimension `along` goes with them.
+pub(super) fn transform<'b>(
+    call: &Call<'b>,
+    value: Value<'b>,
+    matrix: Value<'b>,
+    dimension: usize,
+    along: usize,
+) -> Value<'b> {
+    let mut dims = value.dims();
+    dims.remove(dimension);
+    dims.push(matrix.dims()[1 - along]);
+    let product = contract(call, value, matrix, [&[], &[]], [dimension, along], &dims);
+    // The new dimension came last.
+    let mut order: Vec<usize> = (0..dims.len() - 1).collect();
+    order.insert(dimension, dims.len() - 1);
+    product.transpose(&order)
+}

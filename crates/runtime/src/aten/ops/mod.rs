@@ -19,6 +19,7 @@ mod shape;
 mod softmax;
 mod sorting;
 mod unary;
+mod upsample;
 
 use super::Error;
 use super::call::Call;
@@ -48,6 +49,7 @@ pub(super) static FAMILIES: &[&[OperatorRow]] = &[
     softmax::ROWS,
     sorting::ROWS,
     unary::ROWS,
+    upsample::ROWS,
 ];
 
 /// Arguments, tensors or numbers, in the type in which torch computes on them.

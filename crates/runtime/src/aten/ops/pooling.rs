@@ -1,6 +1,6 @@
 //! Pooling over windows.
 
-use super::matmul::contract;
+use super::matmul::transform;
 use super::operands;
 use crate::aten::Error;
 use crate::aten::body::{Dims, List, Type, Types};
@@ -280,54 +280,33 @@ fn averages<'b>(call: &Call<'b>, element: ElementType, places: i64, size: i64) -
     inside.select(1. / count, 0.)
 }
 
-/// Applies the matrices of averages, or their transposes, to the last dimensions: those of the large
-/// array's sizes and the small one's.
+/// Applies the matrices of averages to the last dimensions: those of the large array's sizes and the
+/// small one's. `along` is the matrices' dimension that goes with the value.
 fn apply_averages<'b>(
     call: &Call<'b>,
     value: Value<'b>,
     spatial: usize,
     [large, small]: [&[i64]; 2],
+    along: usize,
 ) -> Value<'b> {
-    let outer = large.len() - spatial;
-    let mut value = value;
-    for dimension in outer..large.len() {
+    (large.len() - spatial..large.len()).fold(value, |value, dimension| {
         let (size, places) = (large[dimension], small[dimension]);
-        let matrix = averages(call, value.element(), places, size);
-        let mut dims = value.dims();
-        let reduces = dims[dimension] == size && large[dimension] != small[dimension];
-        if large[dimension] == small[dimension] {
-            continue;
+        if size == places {
+            return value;
         }
-        dims.remove(dimension);
-        dims.push(if reduces { places } else { size });
-        let along = [dimension, usize::from(reduces)];
-        let product = contract(call, value, matrix, [&[], &[]], along, &dims);
-        // The new dimension came last.
-        let mut order: Vec<usize> = (0..dims.len() - 1).collect();
-        order.insert(dimension, dims.len() - 1);
-        value = product.transpose(&order);
-    }
-    value
+        let matrix = averages(call, value.element(), places, size);
+        transform(call, value, matrix, dimension, along)
+    })
 }
 
 fn adaptive_pool<'b>(call: &Call<'b>, spatial: usize) -> Result<Value<'b>, Error> {
     let [value] = operands(call, [0])?;
-    let dims = value.dims();
-    Ok(apply_averages(
-        call,
-        value,
-        spatial,
-        [&dims, &call.result(0)?.view.sizes],
-    ))
+    let sizes = [&value.dims()[..], &call.result(0)?.view.sizes];
+    Ok(apply_averages(call, value, spatial, sizes, 1))
 }
 
 fn adaptive_pool_backward<'b>(call: &Call<'b>, spatial: usize) -> Result<Value<'b>, Error> {
     let [gradient, value] = operands(call, [0, 1])?;
-    let small = gradient.dims();
-    Ok(apply_averages(
-        call,
-        gradient,
-        spatial,
-        [&value.dims(), &small],
-    ))
+    let sizes = [&value.dims()[..], &gradient.dims()];
+    Ok(apply_averages(call, gradient, spatial, sizes, 0))
 }

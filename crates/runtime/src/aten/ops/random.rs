@@ -42,6 +42,7 @@ pub(super) static ROWS: &[OperatorRow] = &[
     .random(),
     OperatorRow::new("bernoulli_.Tensor", |call| bernoulli(call, 1)).random(),
     OperatorRow::new("bernoulli", |call| bernoulli(call, 0)).random(),
+    OperatorRow::new("multinomial", multinomial).random(),
     OperatorRow::several("native_dropout", dropout).random(),
     OperatorRow::new("native_dropout_backward", |call| {
         let scale = call.float(2)?;
@@ -204,4 +205,34 @@ fn permutation<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
     let keys = bits(call, U32, sizes)?.bitcast(S32);
     let [_, places] = super::sorting::sorted(call, keys, 0, false)?;
     Ok(places)
+}
+
+/// Arguments: weights of categories, number of draws, whether with replacement. The first of independent
+/// arrivals at rates that are the weights is of a category with the probability asked for, the second
+/// of one of the others, and so on.
+fn multinomial<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
+    let [weights] = super::operands(call, [0])?;
+    let (count, replace) = (call.int(1)?, call.bool(2)?);
+    let last = weights.rank() - 1;
+    let mut sizes = weights.dims();
+    if replace {
+        sizes.insert(last, count);
+    }
+    let unit = fraction_of(call, weights.element(), &sizes)?;
+    let weights = if replace {
+        weights.unsqueeze(last)
+    } else {
+        weights
+    };
+    // Greater for earlier arrivals; at no rate none comes.
+    let order = weights / -(-unit).log1p();
+    let order = weights
+        .eq(0.)
+        .select(order.constant(Number::Int(-1)), order);
+    if replace {
+        let [_, place] = order.extreme(true, last + 1);
+        return Ok(place);
+    }
+    let [_, places] = super::sorting::sorted(call, order, last, true)?;
+    Ok(places.narrow(last, 0, count))
 }

@@ -19,6 +19,41 @@ pub(super) static ROWS: &[OperatorRow] = &[
         Ok(value.reverse(&call.dimensions(1, value.rank())?))
     }),
     OperatorRow::new("roll", roll),
+    OperatorRow::new("pixel_shuffle", |call| {
+        let (value, factor) = (call.tensor(0)?, call.int(1)?);
+        let (outer, [channels, height, width]) = image(call, value)?;
+        let shape = [
+            outer,
+            channels / (factor * factor),
+            factor,
+            factor,
+            height,
+            width,
+        ];
+        let moved = value.reshape(&shape).transpose(&[0, 1, 4, 2, 5, 3]);
+        Ok(moved.reshape(&call.result(0)?.view.sizes))
+    }),
+    OperatorRow::new("pixel_unshuffle", |call| {
+        let (value, factor) = (call.tensor(0)?, call.int(1)?);
+        let (outer, [channels, height, width]) = image(call, value)?;
+        let shape = [
+            outer,
+            channels,
+            height / factor,
+            factor,
+            width / factor,
+            factor,
+        ];
+        let moved = value.reshape(&shape).transpose(&[0, 1, 3, 5, 2, 4]);
+        Ok(moved.reshape(&call.result(0)?.view.sizes))
+    }),
+    OperatorRow::new("trace", |call| {
+        let value = call.tensor(0)?;
+        let element = call.result(0)?.element;
+        let wide = value.convert(crate::aten::element::opmath(element));
+        let inside = super::creation::diagonal(call, &value.dims()).eq(0.);
+        Ok(inside.select(wide, 0.).sum(&[0, 1]))
+    }),
     OperatorRow::new("constant_pad_nd", constant_pad),
     OperatorRow::new("select_backward", |call| {
         let gradient = call.tensor(0)?;
@@ -67,6 +102,16 @@ fn spread<'b>(
     interior[dimension] = step - 1;
     high[dimension] = sizes[dimension] - start - (count - 1) * step - 1;
     value.pad(value.zero(), &low, &high, &interior)
+}
+
+/// The product of the outer dimensions, and the last three: channels, height, width.
+fn image(call: &Call<'_>, value: Value<'_>) -> Result<(i64, [i64; 3]), Error> {
+    match value.dims()[..] {
+        [ref outer @ .., channels, height, width] => {
+            Ok((outer.iter().product(), [channels, height, width]))
+        }
+        ref other => call.malformed("argument 0", "at least 3 dimensions", other),
+    }
 }
 
 fn cat<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
