@@ -17,6 +17,7 @@ fn collective(kind: Kind, dtype: DType, counts: &[u64], groups: &[&[u32]]) -> Co
         groups: groups.iter().map(|group| group.to_vec()).collect(),
         grid: None,
         accumulation: Accumulation::Wide,
+        gathered: false,
     }
 }
 
@@ -203,6 +204,27 @@ fn every_collective_of_every_type_has_a_program_or_an_error() {
         programs > 2000 && errors > 100,
         "{programs} programs, {errors} errors"
     );
+}
+
+#[test]
+fn what_is_gathered_needs_no_reduction() {
+    for kind in [
+        Kind::AllReduce,
+        Kind::Reduce,
+        Kind::ReduceScatter,
+        Kind::Broadcast,
+        Kind::Barrier,
+    ] {
+        let counts: &[u64] = if kind == Kind::Barrier { &[] } else { &[4] };
+        let program = lower(&Collective {
+            gathered: true,
+            ..collective(kind, DType::F32, counts, PAIRS)
+        });
+        let text = program.expect("fits").text;
+        check(&text);
+        assert!(!text.contains("stablehlo.all_reduce"), "{text}");
+        assert!(!text.contains("stablehlo.reduce_scatter"), "{text}");
+    }
 }
 
 #[test]

@@ -357,6 +357,7 @@ fn collective(
         groups: groups.to_vec(),
         grid,
         accumulation: Accumulation::Wide,
+        gathered: false,
     }
 }
 
@@ -384,8 +385,15 @@ fn collectives_give_what_they_should() {
         let devices: Vec<i64> = (0..i64::from(DEVICES)).collect();
         let mut programs = 0;
         for (shape, groups, grid) in shapes() {
-            for case in collectives(groups[0].len()) {
-                let collective = collective(case, &groups, grid.clone());
+            let cases = collectives(groups[0].len()).into_iter();
+            let cases = cases.map(|case| collective(case, &groups, grid.clone()));
+            // The same where data is gathered, in one shape.
+            let again = cases.clone().filter(|_| shape == "scattered fours");
+            let gathered = again.map(|collective| Collective {
+                gathered: true,
+                ..collective
+            });
+            for collective in cases.chain(gathered) {
                 let what = format!("{shape}: {collective:?}");
                 let program = match lower(&collective) {
                     Ok(program) => program,

@@ -18,6 +18,8 @@
 //! | scatter | `all_to_all`, of which the root's piece is taken |
 //! | barrier | `all_reduce` of one integer |
 //! | send, recv | [`permute`]: `collective_permute` |
+//!
+//! A [`Placement`] says on which devices a group's program runs, and what it cannot have there.
 
 mod element;
 mod placement;
@@ -50,6 +52,9 @@ pub struct Collective {
     pub grid: Option<Grid>,
     /// How reductions of floating-point types of at most 16 bits accumulate.
     pub accumulation: Accumulation,
+    /// Whether data is gathered and reduced by each rank, where libtpu has no reduction for the
+    /// groups: see [`Placement::gathered`].
+    pub gathered: bool,
 }
 
 /// The box that the ranks of every group fill.
@@ -199,6 +204,7 @@ pub enum LowerError {
 ///     groups: vec![vec![0, 1], vec![2, 3]],
 ///     grid: None,
 ///     accumulation: Accumulation::Wide,
+///     gathered: false,
 /// })?;
 /// assert_eq!(program.partitions, 4);
 /// assert!(program.text.contains("replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>"));
@@ -411,7 +417,8 @@ impl<'a> Lowering<'a> {
         let mut body = Body::new();
         let input = self.argument(&mut body, self.pieces[0]);
         let value = self.operand(&mut body, &input, 1, op);
-        let reduced = if value.element().reduces_natively(op) {
+        let native = value.element().reduces_natively(op) && !self.collective.gathered;
+        let reduced = if native {
             body.all_reduce(&value, op, &self.groups)
         } else {
             let all = body.all_gather(&value, &self.groups);
@@ -432,7 +439,8 @@ impl<'a> Lowering<'a> {
         let input = self.argument(&mut body, self.total());
         let input = body.spread(&input, &self.pieces, self.largest());
         let value = self.operand(&mut body, &input, self.ranks, op);
-        let reduced = if value.element().scatters_natively(op) {
+        let native = value.element().scatters_natively(op) && !self.collective.gathered;
+        let reduced = if native {
             let (value, lines) = match &self.collective.grid {
                 None => (value, vec![self.groups.clone()]),
                 Some(grid) if grid.is_in_order() => (value, self.groups.lines(grid)),
@@ -470,7 +478,8 @@ impl<'a> Lowering<'a> {
         let count = self.pieces[0];
         let input = self.argument(&mut body, count);
         let [root, rank] = body.root_and_rank();
-        let Some(bits) = self.element.bits() else {
+        let bits = self.element.bits().filter(|_| !self.collective.gathered);
+        let Some(bits) = bits else {
             let all = body.all_gather(&input, &self.groups);
             let result = body.piece(&all, &root, count);
             return self.finish(body, &result);
@@ -500,7 +509,13 @@ impl<'a> Lowering<'a> {
         let mut body = Body::new();
         // A constant could be folded away.
         let input = body.argument(Type::line(Element::of(DType::I32), 1));
-        let result = body.all_reduce(&input, ReduceKind::Sum, &self.groups);
+        let result = match self.collective.gathered {
+            false => body.all_reduce(&input, ReduceKind::Sum, &self.groups),
+            true => {
+                let all = body.all_gather(&input, &self.groups);
+                body.reduce(&all, ReduceKind::Sum, self.ranks)
+            }
+        };
         self.finish(body, &result)
     }
 }

@@ -11,6 +11,10 @@ pub struct Placement {
     pub groups: Vec<Vec<u32>>,
     /// How the ranks of each group stand on the torus, where they fill a box.
     pub grid: Option<Grid>,
+    /// Whether libtpu has no reductions for these groups, so that data must be gathered and reduced
+    /// by each rank: groups that fill no box, with limited connectivity. Nor has it a
+    /// [`ragged_all_to_all`](super::ragged_all_to_all) for any group there.
+    pub gathered: bool,
 }
 
 impl Placement {
@@ -28,6 +32,7 @@ impl Placement {
             return Ok(Placement {
                 devices: found.iter().map(|device| device.id).collect(),
                 groups: vec![(0..members.len() as u32).collect()],
+                gathered: is_gathered(job, &found),
                 grid: grid(&[found]),
             });
         }
@@ -61,6 +66,7 @@ impl Placement {
         Ok(Placement {
             devices: devices.iter().map(|device| device.id).collect(),
             groups: groups.to_vec(),
+            gathered: found.iter().any(|group| is_gathered(job, group)),
             grid: grid(&found),
         })
     }
@@ -129,6 +135,10 @@ fn takes_members(job: &MultiSlice, members: &[&Device]) -> bool {
         }
         _ => whole,
     }
+}
+
+fn is_gathered(job: &MultiSlice, group: &[&Device]) -> bool {
+    job.slice().has_limited_ici() && group.len() > 1 && chips(group).is_none()
 }
 
 fn is_subslice(slice: &Slice, sides: [u32; 3]) -> bool {
@@ -227,6 +237,10 @@ mod tests {
             );
         }
         let job: MultiSlice = "v5e:4x8".parse().expect("legal");
+        for (members, gathered) in [(vec![0, 13], true), (vec![0, 1, 4, 5], false)] {
+            let placement = Placement::new(&job, &members).expect("divides");
+            assert_eq!(placement.gathered, gathered, "{members:?}");
+        }
         for (members, words) in [
             (vec![0, 13, 29], "expected a size that divides the 32 ranks"),
             (vec![0, 0], "rank 0 repeats"),
