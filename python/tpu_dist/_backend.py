@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -27,8 +28,12 @@ def create(options: Any, pg_options: Any) -> Any:
 
 def register() -> None:
     """Registers the backend; the entry point of ``torch.distributed.backends``."""
+    import torch
     from torch.distributed.distributed_c10d import Backend
 
     # Being a device's default where it has none is part of the registration. The CPU
     # has one, Gloo, and keeps it.
-    Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+    devices = ["cpu"]
+    if getattr(torch, "tpu", None) is sys.modules.get("tpu_dist.tpu", ...):
+        devices.append("tpu")
+    Backend.register_backend(NAME, create, extended_api=True, devices=devices)

@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "arena.hpp"
+#include "device/device.hpp"
 #include "executor.hpp"
 
 namespace tpu_dist {
@@ -134,19 +135,43 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-uintptr_t address(const at::Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-}
+// Where the tensors of a call are: addresses on the CPU; on the device, numbers that stand
+// for places in storages, which the runtime looks up when programs have filled them.
+class Places {
+ public:
+  uintptr_t of(const at::Tensor& tensor) {
+    if (tensor.device().is_cpu()) {
+      return reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    }
+    const auto cell = reinterpret_cast<uintptr_t>(&device::cell_of(tensor));
+    auto found = std::find(cells_.begin(), cells_.end(), cell);
+    const size_t index = found - cells_.begin();
+    if (found == cells_.end()) {
+      cells_.push_back(cell);
+    }
+    return ffi::deferred_address(index, tensor.storage_offset() * tensor.itemsize());
+  }
+
+  // The storages of the device, in the order of their numbers.
+  rust::Slice<const size_t> cells() const {
+    return {cells_.data(), cells_.size()};
+  }
+
+ private:
+  c10::SmallVector<size_t, 4> cells_;
+};
 
 // One side of a call: pieces of memory.
 class Side {
  public:
+  explicit Side(Places& places) : places_(places) {}
+
   void add(uintptr_t address, size_t bytes) {
     segments_.push_back({address, bytes});
   }
 
   void add(const at::Tensor& tensor) {
-    add(address(tensor), tensor.nbytes());
+    add(places_.of(tensor), tensor.nbytes());
   }
 
   void end_piece() {
@@ -162,8 +187,9 @@ class Side {
   // `pieces` equal pieces.
   void add_pieces(const at::Tensor& tensor, int pieces) {
     const size_t bytes = tensor.nbytes() / pieces;
+    const auto start = places_.of(tensor);
     for (const auto piece : c10::irange(pieces)) {
-      add(address(tensor) + piece * bytes, bytes);
+      add(start + piece * bytes, bytes);
       end_piece();
     }
   }
@@ -185,6 +211,7 @@ class Side {
   }
 
  private:
+  Places& places_;
   c10::SmallVector<ffi::Segment, 8> segments_;
   c10::SmallVector<uint32_t, 8> ends_;
 };
@@ -193,8 +220,12 @@ class Side {
 
 // The memory and the tensors of one operation.
 class Buffers {
+  Places places_;
+
  public:
   explicit Buffers(const char* operation) : operation_(operation) {}
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
 
   // Checks a tensor and notes its element type. Tensors of several types become
   // bytes where `mixed` allows it.
@@ -207,12 +238,18 @@ class Buffers {
           operation_, "argument '", argument, "': only supports dense tensors, got layout ",
           tensor.layout());
     }
-    if (!tensor.device().is_cpu()) {
+    const auto device = tensor.device();
+    if (!device.is_cpu() && device.type() != at::kPrivateUse1) {
       invalid(
-          operation_, "argument '", argument, "': unsupported device type ",
-          tensor.device().type(), ": expected a tensor on cpu, got one on ",
-          tensor.device());
+          operation_, "argument '", argument, "': unsupported device type ", device.type(),
+          ": expected a tensor on cpu or tpu, got one on ", device);
     }
+    if (device_ && *device_ != device.type()) {
+      invalid(
+          operation_, "argument '", argument, "': expected a tensor on ", *device_,
+          " as the other tensors, got one on ", device.type());
+    }
+    device_ = device.type();
     const auto type = dtype_of(tensor.scalar_type());
     if (!type) {
       invalid(
@@ -262,6 +299,14 @@ class Buffers {
     return plain;
   }
 
+  uintptr_t address(const at::Tensor& tensor) {
+    return places_.of(tensor);
+  }
+
+  rust::Slice<const size_t> cells() const {
+    return places_.cells();
+  }
+
   // Notes what the profiler is to see, where it looks.
   void profile(at::ArrayRef<at::Tensor> inputs) {
     if (at::hasCallbacks()) {
@@ -269,8 +314,8 @@ class Buffers {
     }
   }
 
-  Side input;
-  Side output;
+  Side input{places_};
+  Side output{places_};
   Tensors tensors;
   ffi::DType dtype = ffi::DType::U8;
   // Of the first tensor, for messages.
@@ -300,6 +345,7 @@ class Buffers {
 
   const char* operation_;
   std::optional<at::ScalarType> first_;
+  std::optional<at::DeviceType> device_;
 };
 
 namespace {
@@ -344,13 +390,17 @@ ffi::Call call_of(ffi::Kind kind, const Buffers& buffers, const Reduction& reduc
 }
 
 // Equal or given rows of `tensor`, a piece for each rank.
-void add_rows(Side& side, const at::Tensor& tensor, const std::vector<int64_t>& rows, int size) {
+void add_rows(
+    Side& side,
+    uintptr_t at,
+    const at::Tensor& tensor,
+    const std::vector<int64_t>& rows,
+    int size) {
   if (rows.empty()) {
     side.add_pieces(tensor, size);
     return;
   }
   const size_t row_bytes = tensor.size(0) == 0 ? 0 : tensor.nbytes() / tensor.size(0);
-  uintptr_t at = address(tensor);
   for (const auto count : rows) {
     side.add(at, count * row_bytes);
     side.end_piece();
@@ -691,8 +741,10 @@ WorkPointer ProcessGroupTpuDist::run(
     bool asynchronous) {
   timeout = resolve(timeout);
   call.timeout_ms = timeout.count();
-  call.asynchronous =
-      asynchronous || coalescing_.load(std::memory_order_relaxed);
+  // What follows on the device waits for the operation by itself.
+  const bool on_device = !buffers.cells().empty();
+  call.asynchronous = !on_device &&
+      (asynchronous || coalescing_.load(std::memory_order_relaxed));
   auto work = c10::make_intrusive<Work>(
       state_,
       type,
@@ -706,12 +758,15 @@ WorkPointer ProcessGroupTpuDist::run(
       buffers.input.ends(),
       buffers.output.segments(),
       buffers.output.ends(),
+      buffers.cells(),
       call.asynchronous ? c10::intrusive_ptr<Work>(work).release() : nullptr);
   if (launch.failure.code != ffi::Code::Ok) {
     raise(launch.failure);
   }
   work->attach(launch, -2);
-  if (!call.asynchronous) {
+  if (on_device) {
+    work->complete(ffi::Failure{ffi::Code::Ok, {}});
+  } else if (!call.asynchronous) {
     const auto failure = launch.operation->result();
     if (failure.code == ffi::Code::Interrupted) {
       // The Python error is set now, and must not wait for `wait`.
@@ -846,7 +901,7 @@ WorkPointer ProcessGroupTpuDist::allgather(
     buffers.check("outputs", outputs[0][rank]);
     const auto memory = buffers.write("outputs", outputs[0][rank]);
     if (rank == rank_) {
-      own = address(memory);
+      own = buffers.address(memory);
     }
     buffers.output.add_piece(memory);
     buffers.tensors.results.push_back(outputs[0][rank]);
@@ -870,7 +925,7 @@ WorkPointer ProcessGroupTpuDist::all_gather_single(
   const auto memory = buffers.write("output", output);
   buffers.output.add_pieces(memory, size_);
   buffers.input.add_piece(
-      buffers.read(input, address(memory) + rank_ * input.nbytes()));
+      buffers.read(input, buffers.address(memory) + rank_ * input.nbytes()));
   buffers.tensors.results.push_back(output);
   return run(
       buffers, call_of(ffi::Kind::AllGather, buffers), c10d::OpType::_ALLGATHER_BASE,
@@ -937,13 +992,13 @@ WorkPointer ProcessGroupTpuDist::all_gather_single_coalesced(
   for (const auto rank : c10::irange(size_)) {
     for (const auto& tensor : memory) {
       const size_t bytes = tensor.nbytes() / size_;
-      buffers.output.add(address(tensor) + rank * bytes, bytes);
+      buffers.output.add(buffers.address(tensor) + rank * bytes, bytes);
     }
     buffers.output.end_piece();
   }
   for (const auto index : c10::irange(inputs.size())) {
     buffers.input.add(buffers.read(
-        inputs[index], address(memory[index]) + rank_ * inputs[index].nbytes()));
+        inputs[index], buffers.address(memory[index]) + rank_ * inputs[index].nbytes()));
   }
   buffers.input.end_piece();
   auto call = call_of(ffi::Kind::AllGather, buffers);
@@ -972,7 +1027,7 @@ WorkPointer ProcessGroupTpuDist::gather(
       check_same_count(name, "outputs", rank, output, inputs[0]);
       const auto memory = buffers.write("outputs", output);
       if (rank == rank_) {
-        own = address(memory);
+        own = buffers.address(memory);
       }
       buffers.output.add_piece(memory);
       buffers.tensors.results.push_back(output);
@@ -1001,7 +1056,7 @@ WorkPointer ProcessGroupTpuDist::gather_single(
     buffers.check("output", output);
     check_multiple(name, "output", output, input, size_);
     const auto memory = buffers.write("output", output);
-    own = address(memory) + rank_ * input.nbytes();
+    own = buffers.address(memory) + rank_ * input.nbytes();
     buffers.output.add_pieces(memory, size_);
     buffers.tensors.results.push_back(output);
   }
@@ -1031,7 +1086,7 @@ WorkPointer ProcessGroupTpuDist::scatter(
       const auto& input = inputs[0][rank];
       buffers.check("inputs", input);
       check_same_count(name, "inputs", rank, input, outputs[0]);
-      const auto own = rank == rank_ ? address(memory) : 0;
+      const auto own = rank == rank_ ? buffers.address(memory) : 0;
       buffers.input.add_piece(buffers.read(input, own));
     }
   } else {
@@ -1062,7 +1117,7 @@ WorkPointer ProcessGroupTpuDist::reduce_scatter(
   buffers.tensors.results.push_back(outputs[0]);
   for (const auto rank : c10::irange(size_)) {
     buffers.check("inputs", inputs[0][rank]);
-    const auto own = rank == rank_ ? address(memory) : 0;
+    const auto own = rank == rank_ ? buffers.address(memory) : 0;
     buffers.input.add_piece(buffers.read(inputs[0][rank], own));
   }
   return run(
@@ -1085,9 +1140,9 @@ WorkPointer ProcessGroupTpuDist::reduce_scatter_single(
   buffers.output.add_piece(memory);
   // The output may be the rank's own part of the input.
   const bool own_part = is_plain(input) && is_plain(output) &&
-      address(output) == address(input) + rank_ * output.nbytes();
+      buffers.address(output) == buffers.address(input) + rank_ * output.nbytes();
   buffers.input.add_pieces(
-      buffers.read(input, own_part ? address(input) : 0), size_);
+      buffers.read(input, own_part ? buffers.address(input) : 0), size_);
   buffers.tensors.results.push_back(output);
   return run(
       buffers, call_of(ffi::Kind::ReduceScatter, buffers, reduction(name, options.reduceOp)),
@@ -1116,15 +1171,15 @@ WorkPointer ProcessGroupTpuDist::reduce_scatter_single_coalesced(
   memory.reserve(inputs.size());
   for (const auto index : c10::irange(inputs.size())) {
     const bool own_part = is_plain(inputs[index]) && is_plain(outputs[index]) &&
-        address(outputs[index]) ==
-            address(inputs[index]) + rank_ * outputs[index].nbytes();
+        buffers.address(outputs[index]) ==
+            buffers.address(inputs[index]) + rank_ * outputs[index].nbytes();
     memory.push_back(buffers.read(
-        inputs[index], own_part ? address(inputs[index]) : 0));
+        inputs[index], own_part ? buffers.address(inputs[index]) : 0));
   }
   for (const auto rank : c10::irange(size_)) {
     for (const auto& tensor : memory) {
       const size_t bytes = tensor.nbytes() / size_;
-      buffers.input.add(address(tensor) + rank * bytes, bytes);
+      buffers.input.add(buffers.address(tensor) + rank * bytes, bytes);
     }
     buffers.input.end_piece();
   }
@@ -1148,8 +1203,10 @@ WorkPointer ProcessGroupTpuDist::all_to_all_single(
   c10d::checkSplitSizes(input_splits, input, size_);
   c10d::checkSplitSizes(output_splits, output, size_);
   buffers.profile(input);
-  add_rows(buffers.output, buffers.write("output", output), output_splits, size_);
-  add_rows(buffers.input, buffers.read(input), input_splits, size_);
+  const auto to = buffers.write("output", output);
+  add_rows(buffers.output, buffers.address(to), to, output_splits, size_);
+  const auto from = buffers.read(input);
+  add_rows(buffers.input, buffers.address(from), from, input_splits, size_);
   buffers.tensors.results.push_back(output);
   return run(
       buffers, call_of(ffi::Kind::AllToAll, buffers), c10d::OpType::ALLTOALL_BASE,
@@ -1226,15 +1283,24 @@ WorkPointer ProcessGroupTpuDist::run_point_to_point(
   buffers.tensors.results.push_back(tensors[0]);
   auto work = c10::make_intrusive<Work>(
       state_, type, title, buffers.profiled, std::move(buffers.tensors), options_->timeout);
-  const ffi::Segment segment{address(memory), memory.nbytes()};
-  auto* reference = c10::intrusive_ptr<Work>(work).release();
-  const auto launch = sends
-      ? group_->send(peer, tag, segment, buffers.dtype, buffers.shape, reference)
-      : group_->recv(peer, tag, segment, buffers.dtype, buffers.shape, reference);
+  const ffi::Segment segment{buffers.address(memory), memory.nbytes()};
+  const bool on_device = !buffers.cells().empty();
+  const auto launch = group_->message(
+      sends,
+      peer,
+      tag,
+      segment,
+      buffers.dtype,
+      buffers.shape,
+      buffers.cells(),
+      on_device ? nullptr : c10::intrusive_ptr<Work>(work).release());
   if (launch.failure.code != ffi::Code::Ok) {
     raise(launch.failure);
   }
   work->attach(launch, sends ? -2 : peer);
+  if (on_device) {
+    work->complete(ffi::Failure{ffi::Code::Ok, {}});
+  }
   collect(work);
   return work;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tpu_dist_collectives as collectives;
-use tpu_dist_runtime::{self as runtime, Communicator, Completion, Error, Pieces};
+use tpu_dist_runtime::{self as runtime, Communicator, Completion, Error, Pieces, device};
 
 use crate::{groups, store::C10dStore};
 
@@ -157,7 +157,8 @@ pub(crate) mod ffi {
         unsafe fn release_group(group: *mut Group);
         unsafe fn split(self: &Group, spec: &GroupSpec, failure: &mut Failure) -> *mut Group;
         /// `work` is null for an operation that ends before the call returns;
-        /// otherwise one reference to it passes to Rust.
+        /// otherwise one reference to it passes to Rust. With `cells`, the addresses of
+        /// storages of the device, the segments lie in those (`deferred_address`), and `work` is null.
         unsafe fn collective(
             self: &Group,
             call: &Call,
@@ -165,27 +166,24 @@ pub(crate) mod ffi {
             input_ends: &[u32],
             output: &[Segment],
             output_ends: &[u32],
+            cells: &[usize],
             work: *mut Work,
         ) -> Launch;
-        unsafe fn send(
+        /// To `peer`, or from it, or where that is negative from any rank. `cells` as
+        /// above, at most one.
+        unsafe fn message(
             self: &Group,
-            to: u32,
+            sends: bool,
+            peer: i32,
             tag: i32,
             data: Segment,
             dtype: DType,
             shape: Shape,
+            cells: &[usize],
             work: *mut Work,
         ) -> Launch;
-        /// `from` negative: from any rank.
-        unsafe fn recv(
-            self: &Group,
-            from: i32,
-            tag: i32,
-            data: Segment,
-            dtype: DType,
-            shape: Shape,
-            work: *mut Work,
-        ) -> Launch;
+        /// Stands for the byte at `offset` of the storage number `cell` of a call.
+        fn deferred_address(cell: usize, offset: usize) -> usize;
         /// Whether the ranks of the group reach each other's memory.
         fn shares_memory(self: &Group) -> bool;
         fn monitored_barrier(self: &Group, timeout_ms: i64, wait_all_ranks: bool) -> Failure;
@@ -326,6 +324,22 @@ impl From<&ffi::GroupSpec> for runtime::GroupSpec {
             timeout: timeout(spec.timeout_ms).unwrap_or_default(),
         }
     }
+}
+
+fn deferred_address(cell: usize, offset: usize) -> usize {
+    runtime::Segment::deferred(cell, offset, 0).ptr.addr()
+}
+
+/// The device, which is open where there are storages.
+fn open_device() -> Result<&'static device::Device, Error> {
+    device::get().map_err(|error| Error::Resource(error.to_string()))
+}
+
+/// # Safety
+/// `address` is that of a storage that outlives the call.
+unsafe fn cell<'a>(address: usize) -> &'a device::Cell {
+    // SAFETY: the caller's word.
+    unsafe { &*(address as *const device::Cell) }
 }
 
 fn arena_allocate(bytes: usize, failure: &mut ffi::Failure) -> usize {
@@ -492,6 +506,7 @@ impl Group {
         input_ends: &[u32],
         output: &[ffi::Segment],
         output_ends: &[u32],
+        cells: &[usize],
         work: *mut ffi::Work,
     ) -> ffi::Launch {
         // SAFETY: passed on from the caller.
@@ -505,51 +520,49 @@ impl Group {
             shape: shape(call.shape),
             input: pieces(input, input_ends),
             output: pieces(output, output_ends),
+            memory: None,
             timeout: timeout(call.timeout_ms),
             asynchronous: call.asynchronous,
         };
-        // SAFETY: passed on from the caller.
-        launch(guarded(|| unsafe { self.0.collective(call, completion) }))
-    }
-
-    /// # Safety
-    /// As [`Group::collective`].
-    unsafe fn send(
-        &self,
-        to: u32,
-        tag: i32,
-        data: ffi::Segment,
-        dtype: ffi::DType,
-        shape: ffi::Shape,
-        work: *mut ffi::Work,
-    ) -> ffi::Launch {
-        // SAFETY: passed on from the caller.
-        let completion = unsafe { completion(work) };
-        let (data, dtype, shape) = (segment(data), self::dtype(dtype), self::shape(shape));
-        // SAFETY: passed on from the caller.
-        launch(guarded(|| unsafe {
-            self.0.send(to, tag, data, dtype, shape, None, completion)
+        launch(guarded(|| {
+            if cells.is_empty() {
+                // SAFETY: passed on from the caller.
+                return unsafe { self.0.collective(call, completion) };
+            }
+            // SAFETY: the caller names live storages.
+            let cells: Vec<&device::Cell> = cells.iter().map(|&at| unsafe { cell(at) }).collect();
+            // SAFETY: with storages come deferred segments.
+            unsafe { open_device()?.collective(&self.0, call, &cells) }
         }))
     }
 
     /// # Safety
     /// As [`Group::collective`].
-    unsafe fn recv(
+    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
+    unsafe fn message(
         &self,
-        from: i32,
+        sends: bool,
+        peer: i32,
         tag: i32,
         data: ffi::Segment,
         dtype: ffi::DType,
         shape: ffi::Shape,
+        cells: &[usize],
         work: *mut ffi::Work,
     ) -> ffi::Launch {
         // SAFETY: passed on from the caller.
         let completion = unsafe { completion(work) };
-        let (data, dtype, shape) = (segment(data), self::dtype(dtype), self::shape(shape));
-        let from = u32::try_from(from).ok();
-        // SAFETY: passed on from the caller.
-        launch(guarded(|| unsafe {
-            self.0.recv(from, tag, data, dtype, shape, None, completion)
+        let (data, dtype) = (segment(data), self::dtype(dtype));
+        let mut call = match u32::try_from(peer) {
+            Ok(to) if sends => runtime::MessageCall::send(to, tag, data, dtype),
+            from => runtime::MessageCall::recv(from.ok(), tag, data, dtype),
+        };
+        call.shape = self::shape(shape);
+        launch(guarded(|| match cells {
+            // SAFETY: passed on from the caller.
+            [] => unsafe { self.0.message(call, completion) },
+            // SAFETY: the caller names a live storage, with which comes a deferred segment.
+            [at, ..] => unsafe { open_device()?.message(&self.0, call, cell(*at)) },
         }))
     }
 
