@@ -102,3 +102,22 @@ def _register_device() -> None:
     from tpu_dist import tpu
 
     torch._register_device_module(_DEVICE, tpu)
+    _name_device_for_dlpack()
+
+
+def _name_device_for_dlpack() -> None:
+    """Lets tensors say what DLPack calls their device.
+
+    Torch asks for a type "privateuse1", which no device has once it has a name.
+    """
+    import torch
+    from torch.utils.dlpack import DLDeviceType
+
+    original = torch.Tensor.__dlpack_device__
+
+    def __dlpack_device__(self: Any) -> Any:
+        if type(self) is torch.Tensor and self.device.type == _DEVICE:
+            return (DLDeviceType.kDLExtDev, self.device.index or 0)
+        return original(self)
+
+    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]

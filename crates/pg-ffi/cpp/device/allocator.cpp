@@ -9,16 +9,47 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/flat_hash_map.h>
 
 namespace tpu_dist::device {
 
 namespace {
 
+// The cells that there are. Torch wraps a data pointer in a storage of its own here and there
+// (to write one to a file, for DLPack), and this tells such from memory of others.
+class LiveCells {
+ public:
+  void insert(const void* cell) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cells_.insert(cell);
+  }
+  void erase(const void* cell) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    cells_.erase(cell);
+  }
+  bool contains(const void* cell) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return cells_.find(cell) != cells_.end();
+  }
+
+ private:
+  std::mutex mutex_;
+  ska::flat_hash_set<const void*> cells_;
+};
+
+LiveCells& live_cells() {
+  // Tensors may outlive static objects.
+  static auto* const cells = new LiveCells;
+  return *cells;
+}
+
 void drop(void* cell) {
+  live_cells().erase(cell);
   ffi::drop_cell(static_cast<ffi::Cell*>(cell));
 }
 
 c10::DataPtr data_ptr(ffi::Cell* cell) {
+  live_cells().insert(cell);
   return {cell, cell, &drop, kDevice};
 }
 
@@ -166,7 +197,7 @@ bool is_pinned(const void* address) {
 ffi::Cell& cell_of(const c10::StorageImpl& storage) {
   const auto& data = storage.data_ptr();
   TORCH_CHECK(
-      data.get_deleter() == &drop,
+      data.get_deleter() == &drop || live_cells().contains(data.get()),
       "a storage on \"tpu\" whose memory is not the device's: expected a tensor made by torch, "
       "got one of another library; exchange tensors through the CPU");
   return *static_cast<ffi::Cell*>(data.get());

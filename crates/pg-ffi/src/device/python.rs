@@ -182,7 +182,6 @@ fn properties(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
             Value::IntList(value) => attributes.set_item(name, value)?,
             Value::Float(value) => attributes.set_item(name, value)?,
             Value::Bool(value) => attributes.set_item(name, value)?,
-            _ => {}
         }
     }
     let result = PyDict::new(py);

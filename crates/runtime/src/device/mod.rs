@@ -43,13 +43,17 @@ pub use memory::{MemoryStats, reset_accumulated, reset_peak, stats as memory_sta
 pub use plugin::{has_tpu, is_available, set_search_path};
 pub use programs::{Call, Outcome, Results};
 
+use crate::aten;
 use crate::config::{Config, Fallback};
 use crate::executor::{self, Executor};
+use crate::pjrt::CompileOptions;
 
 /// The device of this process.
 #[derive(Debug)]
 pub struct Device {
     executor: Executor,
+    /// How programs of operators are compiled.
+    options: CompileOptions,
     programs: programs::Programs,
     scalars: scalars::Scalars,
 }
@@ -102,9 +106,11 @@ fn open() -> Result<&'static Device, Error> {
         }
         error => Err(error),
     })?;
+    let description = executor.device().description()?;
     fork::watch();
     Ok(DEVICE.get_or_init(|| Device {
         executor,
+        options: aten::compile_options(description.id),
         programs: programs::Programs::default(),
         scalars: scalars::Scalars::default(),
     }))

@@ -249,7 +249,8 @@ impl Device {
         let request = words::request(row.name, call.words, storages.into_iter(), results)?;
         let known = match aten::lower_with(&request, words::precision(call.words)) {
             Some(Ok(lowered)) => {
-                let program = self.executor.compile(row.name, lowered.text.as_bytes())?;
+                let text = lowered.text.as_bytes();
+                let program = self.executor.compile_with(row.name, text, &self.options)?;
                 let entry = entry(program, lowered, &request, &bytes, results);
                 Known::Program(Arc::new(entry))
             }
