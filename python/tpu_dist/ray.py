@@ -138,10 +138,11 @@ def _environment(
     generation = places[0].pod_type.rpartition("-")[0]
     topology = Topology.from_labels(generation, places[0].topology, len(slices))
     held = sum(len(place.chips) for place in places)
-    if held != topology.chips:
+    chips = topology.chips * topology.num_slices
+    if held != chips:
         logger.warning(
             "the workers hold %d of the %d chips of %s: their environment names no topology",
-            *(held, topology.chips, topology.name),
+            *(held, chips, topology.name),
         )
         return [{} for _ in order]
     everything = []

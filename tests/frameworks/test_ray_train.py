@@ -183,3 +183,7 @@ def test_a_part_of_a_slice_has_no_topology(caplog):
     places += [place(0, 0, 1, 2, 3)]
     ids = [env["TPU_WORKER_ID"] for env in _environment(places, [2, 0, 1], "")]
     assert ids == ["0", "1", "1"]
+    places += [place(worker, 0, 1, 2, 3, slice="b") for worker in (0, 1)]
+    slices = [env["MEGASCALE_SLICE_ID"] for env in _environment(places, [2, 0, 1, 3, 4], "")]
+    assert slices == ["0", "0", "0", "1", "1"]
+    assert _environment(places[:4], [2, 0, 1, 3], "") == [{}] * 4
