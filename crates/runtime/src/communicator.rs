@@ -121,12 +121,27 @@ impl Lane {
     }
 }
 
-/// A message whose memory is not known yet.
+/// A message whose memory is not known yet, or that follows one.
 struct WaitingMessage {
     id: u64,
     operation: Arc<Operation>,
     data: Segment,
-    memory: Arc<Deferred>,
+    memory: Option<Arc<Deferred>>,
+}
+
+impl WaitingMessage {
+    /// Its data, once that is known.
+    fn data(&self) -> Option<Result<Segment, String>> {
+        let Some(memory) = &self.memory else {
+            return Some(Ok(self.data));
+        };
+        let blocks = memory.get()?;
+        Some(
+            blocks
+                .map_err(str::to_owned)
+                .and_then(|blocks| self.data.resolve(blocks)),
+        )
+    }
 }
 
 /// What operations share; they keep it alive.
@@ -347,19 +362,23 @@ impl Communicator {
         ));
         let id = group.last_message.fetch_add(1, Ordering::Relaxed);
         group.pending().insert(id, operation.clone());
-        match memory {
-            Some(memory) => {
-                let waiting = WaitingMessage {
+        {
+            let mut waiting = group.waiting();
+            if memory.is_some() || !waiting.is_empty() {
+                let operation = operation.clone();
+                waiting.push_back(WaitingMessage {
                     id,
-                    operation: operation.clone(),
+                    operation,
                     data,
                     memory,
-                };
-                group.waiting().push_back(waiting);
+                });
+                drop(waiting);
                 group.begin_waiting();
+            } else {
+                // Held on: a later message must not overtake this one.
+                // SAFETY: passed on.
+                unsafe { group.begin_message(id, &operation, data) };
             }
-            // SAFETY: passed on.
-            None => unsafe { group.begin_message(id, &operation, data) },
         }
         if !operation.is_completed() {
             group.notice(false);
@@ -981,10 +1000,7 @@ impl Group {
         let mut begun = false;
         // Held while one begins: the next must not overtake it.
         let mut waiting = self.waiting();
-        while let Some(known) = waiting.front().and_then(|first| first.memory.get()) {
-            let data = known
-                .map_err(str::to_owned)
-                .and_then(|blocks| waiting[0].data.resolve(blocks));
+        while let Some(data) = waiting.front().and_then(WaitingMessage::data) {
             let Some(WaitingMessage { id, operation, .. }) = waiting.pop_front() else {
                 break;
             };
