@@ -202,6 +202,14 @@ class Side {
         });
   }
 
+  size_t bytes() const {
+    size_t sum = 0;
+    for (const auto& segment : segments_) {
+      sum += segment.bytes;
+    }
+    return sum;
+  }
+
   rust::Slice<const ffi::Segment> segments() const {
     return {segments_.data(), segments_.size()};
   }
@@ -599,14 +607,43 @@ at::Tensor ProcessGroupTpuDist::allocateTensor(long size, at::TensorOptions opti
   if (size < 0) {
     invalid(name, "argument 'size': expected a number of elements, got ", size);
   }
-  if (!options.device().is_cpu()) {
-    invalid(name, "argument 'device': expected cpu, got ", options.device());
+  if (options.device().is_cpu()) {
+    return arena_tensor(size, options);
   }
-  return arena_tensor(size, options);
+  // What the device has is as good as any.
+  return at::empty({size}, options);
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupTpuDist::getMemAllocator() {
   return arena_allocator();
+}
+
+bool ProcessGroupTpuDist::supportsTimeEstimation() const {
+  return true;
+}
+
+void ProcessGroupTpuDist::startTimeEstimate() {
+  estimated_us_ = 0;
+  estimating_ = true;
+}
+
+float ProcessGroupTpuDist::endTimeEstimate() {
+  estimating_ = false;
+  return static_cast<float>(estimated_us_.load());
+}
+
+bool ProcessGroupTpuDist::estimate(const Buffers& buffers, ffi::Kind kind, int peer) {
+  if (!estimating_.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  ffi::Failure failure{};
+  const auto bytes = std::max(buffers.input.bytes(), buffers.output.bytes());
+  const double time = group_->estimate(kind, bytes, peer, failure);
+  if (failure.code != ffi::Code::Ok) {
+    raise(failure);
+  }
+  estimated_us_ = estimated_us_ + time;
+  return true;
 }
 
 bool ProcessGroupTpuDist::supportsAbortHooks() const {
@@ -752,6 +789,10 @@ WorkPointer ProcessGroupTpuDist::run(
       buffers.profiled,
       std::move(buffers.tensors),
       timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
+  if (estimate(buffers, call.kind, -1)) {
+    work->complete(ffi::Failure{ffi::Code::Ok, {}});
+    return work;
+  }
   const auto launch = group_->collective(
       call,
       buffers.input.segments(),
@@ -1284,6 +1325,11 @@ WorkPointer ProcessGroupTpuDist::run_point_to_point(
   auto work = c10::make_intrusive<Work>(
       state_, type, title, buffers.profiled, std::move(buffers.tensors), options_->timeout);
   const ffi::Segment segment{buffers.address(memory), memory.nbytes()};
+  (sends ? buffers.input : buffers.output).add_piece(memory);
+  if (estimate(buffers, ffi::Kind::Barrier, std::max(peer, 0))) {
+    work->complete(ffi::Failure{ffi::Code::Ok, {}});
+    return work;
+  }
   const bool on_device = !buffers.cells().empty();
   const auto launch = group_->message(
       sends,

@@ -71,6 +71,11 @@ class ProcessGroupTpuDist final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  // Between start and end, calls are not carried out but add up the time that the
+  // runtime's model expects of them, in microseconds.
+  bool supportsTimeEstimation() const override;
+  void startTimeEstimate() override;
+  float endTimeEstimate() override;
   bool supportsAbortHooks() const override;
   bool supportsCompletionHooks() const override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
@@ -197,6 +202,12 @@ class ProcessGroupTpuDist final : public c10d::Backend {
   ffi::Group* const group_;
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<GroupState> state_ = std::make_shared<GroupState>();
+
+  // Adds a call to the estimate, if one is being made.
+  bool estimate(const Buffers& buffers, ffi::Kind kind, int peer);
+
+  std::atomic<bool> estimating_{false};
+  std::atomic<double> estimated_us_{0};
 
   std::atomic<bool> coalescing_{false};
   std::mutex coalesced_mutex_;

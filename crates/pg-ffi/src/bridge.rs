@@ -186,6 +186,9 @@ pub(crate) mod ffi {
         fn deferred_address(cell: usize, offset: usize) -> usize;
         /// Whether the ranks of the group reach each other's memory.
         fn shares_memory(self: &Group) -> bool;
+        /// Microseconds that a collective would take, or with a `peer` of 0 or more a
+        /// message.
+        fn estimate(self: &Group, kind: Kind, bytes: u64, peer: i32, failure: &mut Failure) -> f64;
         fn monitored_barrier(self: &Group, timeout_ms: i64, wait_all_ranks: bool) -> Failure;
         fn set_timeout(self: &Group, timeout_ms: i64);
         fn timeout_ms(self: &Group) -> i64;
@@ -564,6 +567,18 @@ impl Group {
             // SAFETY: the caller names a live storage, with which comes a deferred segment.
             [at, ..] => unsafe { open_device()?.message(&self.0, call, cell(*at)) },
         }))
+    }
+
+    fn estimate(&self, kind: ffi::Kind, bytes: u64, peer: i32, failure: &mut ffi::Failure) -> f64 {
+        let kind = collectives::Kind::from_code(kind.repr).expect("mirrored codes");
+        let peer = u32::try_from(peer).ok();
+        match guarded(|| self.0.estimate(kind, bytes, peer)) {
+            Ok(time) => time.as_secs_f64() * 1e6,
+            Err(said) => {
+                *failure = said;
+                0.0
+            }
+        }
     }
 
     fn monitored_barrier(&self, timeout_ms: i64, wait_all_ranks: bool) -> ffi::Failure {

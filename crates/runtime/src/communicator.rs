@@ -8,10 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use tpu_dist_collectives::algorithm::Transport;
+use tpu_dist_collectives::estimate::Estimator;
 use tpu_dist_collectives::{Kind, Signature};
 
 use crate::call::{Call, MessageCall, Segment, Shape};
 use crate::check::{check, check_peer};
+use crate::config::Config;
 use crate::deferred::Deferred;
 use crate::engine::local::{self, Local};
 use crate::engine::net::Net;
@@ -468,6 +471,40 @@ impl Communicator {
                 group: self.group.key,
             });
         }
+    }
+
+    /// The time that a call would take, by the model: on the chips of the virtual slice where
+    /// there is one (`TPU_DIST_VIRTUAL_SLICE`), else between these hosts. `bytes` are as for
+    /// [`Estimator::collective`]; `peer` is the other side of a message.
+    ///
+    /// # Errors
+    /// [`Error::Resource`] when the slice has no such name or no such ranks.
+    pub fn estimate(&self, kind: Kind, bytes: u64, peer: Option<u32>) -> Result<Duration, Error> {
+        let spec = &self.group.spec;
+        let unknown = |what: &dyn std::fmt::Display| {
+            Error::Resource(format!("TPU_DIST_VIRTUAL_SLICE: {what}"))
+        };
+        let estimator = match &Config::get().virtual_slice {
+            Some(name) => {
+                let slice = name.parse().map_err(|error| unknown(&error))?;
+                Estimator::on_chips(&slice, &spec.global_ranks).map_err(|error| unknown(&error))?
+            }
+            None => {
+                let local = matches!(self.group.engine, Engine::Local(_));
+                let transport = if local {
+                    Transport::Local
+                } else {
+                    Transport::Network
+                };
+                Estimator::on_hosts(spec.size, transport)
+            }
+        };
+        let prediction = match peer {
+            Some(peer) => estimator.message(spec.rank, peer, bytes),
+            None => estimator.collective(kind, bytes),
+        };
+        let seconds = prediction.map_err(|error| unknown(&error))?.seconds();
+        Ok(Duration::from_secs_f64(seconds))
     }
 
     /// What the group has done so far.

@@ -46,6 +46,8 @@ pub struct Config {
     /// `TPU_DIST_PJRT_PLUGIN`: the file of the device's plugin; default: libtpu where there is a
     /// TPU, else an installed plugin for the CPU.
     pub plugin: Option<PathBuf>,
+    /// `TPU_DIST_VIRTUAL_SLICE`: the slice that the ranks stand for, as `v5p:2x2x4`.
+    pub virtual_slice: Option<String>,
     /// `TPU_DIST_FALLBACK`: `cpu` (default) or `error`.
     pub fallback: Fallback,
     /// `TPU_LAUNCH_BLOCKING`: 1 makes the device wait for each program, so that a failure
@@ -126,6 +128,7 @@ impl Config {
             spin: Duration::from_micros(read("TPU_DIST_SPIN_MICROSECONDS", 50, 0, 1_000_000)),
             algorithm: env("TPU_DIST_ALGO"),
             plugin: env("TPU_DIST_PJRT_PLUGIN").map(PathBuf::from),
+            virtual_slice: env("TPU_DIST_VIRTUAL_SLICE"),
             fallback: match env("TPU_DIST_FALLBACK").as_deref() {
                 None | Some("cpu") => Fallback::Cpu,
                 Some("error") => Fallback::Error,

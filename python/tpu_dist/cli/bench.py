@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -27,6 +28,7 @@ OPERATIONS = (
 )
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int32", "int64", "uint8", "int8")
 MEMORY = ("torch", "group")
+DEVICES = ("cpu", "tpu")
 DEFAULT_SIZES = "8,1KiB,16KiB,64KiB,256KiB,1MiB,8MiB,64MiB"
 
 BLOCKS = 7
@@ -42,7 +44,8 @@ class Row:
 
     Times are medians over the blocks, in microseconds a call, on rank 0. Bandwidths are in
     GB/s (10^9 bytes): ``algbw`` is ``bytes`` over the time, ``busbw`` is that times what the
-    busiest link must carry for each byte, as nccl-tests define it.
+    busiest link must carry for each byte, as nccl-tests define it. ``predicted`` is the model's
+    time in microseconds.
     """
 
     operation: str
@@ -56,6 +59,7 @@ class Row:
     other_time: float | None = None
     other_busbw: float | None = None
     ratio: float | None = None
+    predicted: float | None = None
 
 
 def add(commands: Any) -> None:
@@ -81,6 +85,18 @@ def add(commands: Any) -> None:
         default=MEMORY[0],
         help="whose tensors: torch's, or the process group's, which it works on in place",
     )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=DEVICES[0],
+        help="where the tensors are; what is compared takes those of the CPU alone",
+    )
+    parser.add_argument(
+        "--predict",
+        action="store_true",
+        help="add the time that the model expects: on the slice that TPU_DIST_VIRTUAL_SLICE "
+        "names, else between these processes",
+    )
     parser.add_argument("--compare", help="another backend, timed in turns, as gloo")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--plot", type=Path, help="draw bus bandwidth over size to this file")
@@ -96,7 +112,18 @@ def run(options: argparse.Namespace) -> int:
     sizes = [parse_size(size) for size in options.sizes.split(",")]
     if options.ranks < 1:
         raise ValueError(f"--ranks: expected at least 1, got {options.ranks}")
-    job = (operations, sizes, dtypes, options.backend, options.compare, options.memory)
+    if options.device != "cpu" and (options.compare or options.memory != "torch"):
+        raise ValueError("--device: expected cpu with --compare and --memory group, got tpu")
+    job = (
+        operations,
+        sizes,
+        dtypes,
+        options.backend,
+        options.compare,
+        options.memory,
+        options.device,
+        options.predict,
+    )
     if "RANK" in os.environ:
         # Started by torchrun, perhaps on several hosts.
         rows = _measure(*job, None)
@@ -107,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        print(_table(rows, options.compare))
+        print(_table(rows, options.compare, options.predict))
     if options.plot is not None:
         _plot(rows, options.backend, options.compare, options.plot)
     return 0 if all(row.correct for row in rows) else 1
@@ -148,6 +175,8 @@ def _measure(
     backend: str,
     compare: str | None,
     memory: str,
+    device: str,
+    predict: bool,
     init_method: str | None,
 ) -> list[Row]:
     import torch
@@ -158,13 +187,16 @@ def _measure(
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world)
     own = dist.group.WORLD
     other = dist.new_group(backend=compare) if compare else None
-    empty = _group_memory(own) if memory == "group" else torch.empty
+    plain = functools.partial(torch.empty, device=device)
+    empty = _group_memory(own) if memory == "group" else plain
     rows = []
     try:
         for operation in operations:
             for dtype in dtypes:
                 for size in sizes if operation != "barrier" else sizes[:1]:
                     row = _time(operation, size, getattr(torch, dtype), own, other, empty)
+                    if predict:
+                        row.predicted = _predict(row, own, empty)
                     rows.append(row)
                     if rank == 0 and sys.stderr.isatty():
                         print(f"{operation} {format_size(row.bytes)} {dtype}", file=sys.stderr)
@@ -184,6 +216,20 @@ def _group_memory(group: Any) -> Callable[..., Any]:
             "--memory: expected torch, as the ranks of the group share no memory, got group"
         )
     return lambda count, dtype: backend.allocate_tensor(count, dtype=dtype, device=device)
+
+
+def _predict(row: Row, group: Any, empty: Callable[..., Any]) -> float:
+    """What the model expects of a row, in microseconds."""
+    import torch
+    import torch.distributed as dist
+
+    dtype = getattr(torch, row.dtype)
+    count = row.bytes // dtype.itemsize
+    case = _Case(row.operation, count, dtype, dist.get_rank(), row.ranks, empty)
+    with dist._time_estimator(group, empty(0, dtype=dtype).device) as estimate:
+        case.call(group)()
+    time: float = estimate.estimated_time
+    return time / 2 if row.operation == "send_recv" else time
 
 
 def _time(
@@ -207,6 +253,7 @@ def _time(
         start = time.perf_counter()
         for _ in range(3):
             call()
+        case.wait()
         once = (time.perf_counter() - start) / 3
         # All ranks must make the same number of calls: rank 0 says how many.
         count = torch.tensor([max(1, min(1000, int(BLOCK_SECONDS / once)))])
@@ -220,6 +267,7 @@ def _time(
             start = time.perf_counter()
             for _ in range(counts[index]):
                 call()
+            case.wait()
             times[index].append((time.perf_counter() - start) / counts[index])
     half = 2 if operation == "send_recv" else 1
     medians = [statistics.median(blocks) / half for blocks in times]
@@ -285,6 +333,13 @@ class _Case:
             case _:
                 return lambda: dist.barrier(group=group)
 
+    def wait(self) -> None:
+        """Waits for the device, where the tensors are on one."""
+        import torch
+
+        if self.output.device.type == "tpu":
+            torch.tpu.synchronize()
+
     def _ping_pong(self, group: Any) -> None:
         """A message from rank 0 to rank 1 and back."""
         import torch.distributed as dist
@@ -327,7 +382,7 @@ class _Case:
                     return True
             case _:
                 return True
-        right = torch.equal(got, expected)
+        right = torch.equal(got.cpu(), expected)
         # Repeated sums in place stay finite and fast when they are sums of zeros.
         self.output.zero_()
         return right
@@ -342,10 +397,12 @@ def _bus_factor(operation: str, ranks: int) -> float:
     return 1.0
 
 
-def _table(rows: Sequence[Row], compare: str | None) -> str:
+def _table(rows: Sequence[Row], compare: str | None, predict: bool) -> str:
     head = ["op", "size", "dtype", "ranks", "time us", "algbw GB/s", "busbw GB/s", "correct"]
     if compare:
         head += [f"{compare} us", f"{compare} busbw", "ratio"]
+    if predict:
+        head += ["model us"]
     lines = [head]
     for row in rows:
         line = [
@@ -360,6 +417,8 @@ def _table(rows: Sequence[Row], compare: str | None) -> str:
         ]
         if compare:
             line += [f"{row.other_time:.1f}", f"{row.other_busbw:.2f}", f"{row.ratio:.1f}x"]
+        if predict:
+            line += [f"{row.predicted:.1f}"]
         lines.append(line)
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(

@@ -40,7 +40,7 @@ pub use error::Error;
 pub use fork::is_forked;
 pub use host::CellWork;
 pub use memory::{MemoryStats, reset_accumulated, reset_peak, stats as memory_stats};
-pub use plugin::{has_tpu, is_available, set_search_path};
+pub use plugin::{find as plugin, has_tpu, is_available, is_preferred, set_search_path};
 pub use programs::{Call, Outcome, Results};
 
 use crate::aten;

@@ -51,7 +51,7 @@ pub fn has_tpu() -> bool {
 
 /// The plugin's file: what `TPU_DIST_PJRT_PLUGIN` says, libtpu on a host with a TPU, else
 /// an installed one for the CPU.
-pub(super) fn find() -> Option<PathBuf> {
+pub fn find() -> Option<PathBuf> {
     let Search { path, found } = &mut *lock(&SEARCH);
     let installed = |name: &&str| {
         path.iter()
@@ -70,4 +70,11 @@ pub(super) fn find() -> Option<PathBuf> {
 /// Whether there is a plugin for the device. Opens nothing.
 pub fn is_available() -> bool {
     find().is_some_and(|plugin| plugin.exists())
+}
+
+/// Whether the device is what this host is for: it has a TPU, or a virtual slice or a
+/// plugin was asked for. A plugin for the CPU that merely is installed makes the device
+/// available, but not the one that torch chooses where none is named.
+pub fn is_preferred() -> bool {
+    is_available() && (has_tpu() || Config::get().plugin.is_some() || Config::get().virtual_slice.is_some())
 }
