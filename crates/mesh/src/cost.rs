@@ -358,7 +358,7 @@ impl Algorithm {
     ///
     /// A [`Prediction::Formula`] it is
     /// - for every size: the one-way ring on a ring or line, the two-way ring, Swing and PAT on
-    ///   a ring, the bucket on a torus of equal rings, halving and doubling on up to 4 members of a
+    ///   a ring, the bucket on a torus whose axes all close, halving and doubling on up to 4 members of a
     ///   ring, and permute; and everything of one message a round between ports; all this with
     ///   wires that no other group uses;
     /// - where latency or bytes are below 1 % of the other: direct exchanges along one dimension and
@@ -412,7 +412,7 @@ impl Algorithm {
         let every = match self {
             Algorithm::Ring => true,
             Algorithm::BidirectionalRing => rings || !single || port,
-            Algorithm::Bucket => equal && (rings || first.size == 2) || single && port,
+            Algorithm::Bucket => rings || equal && first.size == 2 || single && port,
             Algorithm::HalvingDoubling => port || first.size == 2 || rings && first.size == 4,
             Algorithm::Swing | Algorithm::Pat => true,
             Algorithm::Direct => collective == Collective::Permute || first.size == 2 && single,
@@ -686,13 +686,22 @@ fn bucket(bytes: f64, dimensions: &[Dimension]) -> f64 {
         .copied()
         .filter(|d| !is_die(d) && !is_dcn(d))
         .collect();
-    total += colours(bytes, &torus).min(sequence(bytes, &mut torus.clone(), 0));
+    total += match rotates(bytes, &torus) {
+        true => colours(bytes, &torus),
+        false => sequence(bytes, &mut torus.clone(), 0),
+    };
     bytes /= torus.iter().map(|d| f64::from(d.size)).product::<f64>();
     for dimension in dimensions.iter().filter(|d| is_dcn(d)) {
         total += pass(bytes, dimension);
         bytes /= f64::from(dimension.size);
     }
     total
+}
+
+/// Whether a bucket of `bytes` goes through the dimensions of a torus in rotated colours, all in
+/// step, or, as latency decides, through one after the other.
+pub fn rotates(bytes: f64, torus: &[Dimension]) -> bool {
+    colours(bytes, torus) <= sequence(bytes, &mut torus.to_vec(), 0)
 }
 
 /// Colour c goes through the dimensions c, c + 1, ...; all colours in step.

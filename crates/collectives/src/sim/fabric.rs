@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use tpu_dist_mesh::cost::{self, Dimension};
 use tpu_dist_mesh::{Channel, ChannelId, Fabric};
 
 use super::{Network, Unroutable};
@@ -29,12 +30,31 @@ impl<'a> FabricNetwork<'a> {
     /// colour: the devices of a chip share it, a [`Bucket`] goes through each slice, and
     /// slices halve and double between them. XLA does the same on one slice, by the compiled
     /// programs of libtpu 0.0.52.
+    ///
+    /// On a torus of unequal sides colours that do not wait for one another would meet on the
+    /// links. Where all axes close and chips have one device, one program keeps them in step; or
+    /// two, one each way round, go through the axes in turn, where that is faster
+    /// ([`cost::rotates`]).
     pub fn all_reduce(&self, count: u64, element_size: u32) -> Vec<(Arc<dyn Algorithm>, Request)> {
         let job = self.fabric.job();
         let sides = job.slice().shape().extents();
         let slices = job.slices();
         let chips = self.chips();
-        let colours = Bucket::new(sides).colours().to_vec();
+        let mut colours = Bucket::new(sides).colours().to_vec();
+        let axes = || (0..3).filter(|&axis| sides[axis] > 1);
+        let closed = axes().all(|axis| job.slice().wrap()[axis]);
+        let equal = axes().all(|axis| sides[axis] == sides[0]);
+        if slices == 1 && job.slice().devices_per_chip() == 1 && closed && !equal {
+            let ring =
+                |axis| Dimension::ici(sides[axis], 1, true, 1, self.fabric.links().bandwidth());
+            let torus: Vec<_> = axes().map(ring).collect();
+            if cost::rotates(count as f64 * f64::from(element_size), &torus) {
+                let all = Arc::new(Bucket::new(sides));
+                let request = self.request(count, element_size);
+                return vec![(Arc::new(Reordered::new(all, chips.concat())), request)];
+            }
+            colours.retain(|colour| colour.first == 0);
+        }
         let shares = Pieces::split(count, colours.len() as u32);
         colours
             .into_iter()
@@ -48,17 +68,23 @@ impl<'a> FabricNetwork<'a> {
                     1 => Arc::new(Reordered::new(within, chips.concat())),
                     _ => Arc::new(Hierarchical::new(chips.clone(), Arc::new(Direct), within)),
                 };
-                let request = Request {
-                    kind: Kind::AllReduce,
-                    ranks: self.fabric.ranks(),
-                    root: 0,
-                    counts: vec![shares.count(number as u32)],
-                    element_size,
-                    max_message: u64::MAX,
-                };
-                (algorithm, request)
+                (
+                    algorithm,
+                    self.request(shares.count(number as u32), element_size),
+                )
             })
             .collect()
+    }
+
+    fn request(&self, count: u64, element_size: u32) -> Request {
+        Request {
+            kind: Kind::AllReduce,
+            ranks: self.fabric.ranks(),
+            root: 0,
+            counts: vec![count],
+            element_size,
+            max_message: u64::MAX,
+        }
     }
 
     /// The ranks of each chip, slice after slice, x fastest.
