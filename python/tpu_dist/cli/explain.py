@@ -110,14 +110,12 @@ def run(options: argparse.Namespace) -> int:
     where = "in the memory of one host" if hosts["shared_memory"] else "between hosts"
     print(f"\nOn tensors of the CPU and on virtual slices, {where}:")
     print(f"{'algorithm':20} {'time':>10}")
-    for candidate in hosts["candidates"]:
-        if candidate["seconds"] is None:
-            print(f"{candidate['algorithm']:20} {candidate['excluded']}")
+    for offered in hosts["candidates"]:
+        if offered["seconds"] is None:
+            print(f"{offered['algorithm']:20} {offered['excluded']}")
         else:
-            print(
-                f"{candidate['algorithm']:20} {format_time(candidate['seconds']):>10}"
-                + _remarks(candidate, hosts)
-            )
+            cells = f"{format_time(offered['seconds']):>10}"
+            print(f"{offered['algorithm']:20} {cells}" + _remarks(offered, hosts))
     demanded = "as demanded; " if hosts["forced"] else ""
     print(f"{hosts['chosen']}: {demanded}{hosts['why']}")
     return 0
