@@ -88,7 +88,12 @@ def _index(device: Device) -> int:
 
 
 def is_available() -> bool:
-    """Whether there is a device to run on. Does not open it."""
+    """Whether there is a device to run on. Does not open it.
+
+    Torch itself chooses the device where none is named (:func:`torch.accelerator` aside) on a
+    host with a TPU, in a virtual slice (``TPU_DIST_VIRTUAL_SLICE``), or with a plugin named in
+    ``TPU_DIST_PJRT_PLUGIN``.
+    """
     return bool(_native.is_available())
 
 

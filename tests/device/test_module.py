@@ -38,6 +38,14 @@ def test_it_is_the_accelerator():
     torch.accelerator.synchronize()
 
 
+def test_it_is_chosen_where_it_is_asked_for():
+    code = "import torch; print(torch.tpu.is_available(), torch._C._get_accelerator())"
+    assert child(code, TPU_DIST_VIRTUAL_SLICE="v5p:2x2x1").stdout.split() == ["True", "tpu"]
+    without = {name: "" for name in ("TPU_DIST_VIRTUAL_SLICE", "TPU_DIST_PJRT_PLUGIN")}
+    expected = "tpu" if torch.tpu.get_device_properties().platform == "tpu" else "cpu"
+    assert child(code, **without).stdout.split() == ["True", expected]
+
+
 def test_properties():
     properties = torch.tpu.get_device_properties()
     assert properties.platform in ("cpu", "tpu")

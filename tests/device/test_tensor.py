@@ -284,6 +284,17 @@ def test_mistakes_are_told(wrong, error, says):
         wrong()
 
 
+def test_a_parameter_stays_itself_when_it_moves():
+    linear = torch.nn.Linear(3, 4)
+    before = list(linear.parameters())
+    expected = linear.weight.detach().clone()
+    linear.to("tpu")
+    assert all(a is b for a, b in zip(before, linear.parameters(), strict=True))
+    same(linear.weight.detach(), expected)
+    linear.weight.data = expected
+    assert linear.weight.is_cpu
+
+
 def test_gradients_flow():
     x = sample()
     there = x.to("tpu").requires_grad_()

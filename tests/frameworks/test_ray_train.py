@@ -78,7 +78,7 @@ def alone():
 
 
 @pytest.mark.parametrize(
-    ("workers", "arguments", "start"), [(2, [], 0), (4, ["--kill=3"], 3)], ids=["2", "4"]
+    ("workers", "arguments", "start"), [(2, ["--kill=3"], 3), (4, [], 0)], ids=["2", "4"]
 )
 def test_workers_train_and_restart(workers, arguments, start):
     """Losses are those of one process; a killed worker brings the job back where it was."""

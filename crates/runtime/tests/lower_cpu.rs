@@ -17,8 +17,26 @@ type Values = Vec<f64>;
 /// One argument of one partition.
 struct Argument {
     dtype: DType,
-    values: Values,
+    bytes: Vec<u8>,
     scalar: bool,
+}
+
+impl Argument {
+    fn line(dtype: DType, values: &[f64]) -> Argument {
+        Argument {
+            dtype,
+            bytes: encode(dtype, values),
+            scalar: false,
+        }
+    }
+
+    fn scalar(dtype: DType, value: f64) -> Argument {
+        Argument {
+            dtype,
+            bytes: encode(dtype, &[value]),
+            scalar: true,
+        }
+    }
 }
 
 fn element(dtype: DType) -> ElementType {
@@ -77,14 +95,13 @@ const fn parts(dtype: DType) -> usize {
     }
 }
 
-/// Compiles and runs on all partitions; `devices` are theirs.
+/// Compiles and runs on all partitions, whose devices are `devices`; the results' bytes.
 fn run(
     client: &Client,
     program: &Program,
     devices: &[i64],
     arguments: &[Vec<Argument>],
-    result: DType,
-) -> Result<Vec<Values>, String> {
+) -> Result<Vec<Vec<u8>>, String> {
     let options = CompileOptions {
         num_partitions: program.partitions,
         use_spmd_partitioning: true,
@@ -100,11 +117,11 @@ fn run(
         .zip(arguments)
         .map(|(device, arguments)| {
             let upload = |argument: &Argument| {
-                let bytes = encode(argument.dtype, &argument.values);
-                let count = (argument.values.len() / parts(argument.dtype)) as i64;
+                let element = element(argument.dtype);
+                let count = (argument.bytes.len() / element.size()) as i64;
                 let dims: &[i64] = if argument.scalar { &[] } else { &[count] };
                 client
-                    .buffer_from_host(&bytes, element(argument.dtype), dims, device)
+                    .buffer_from_host(&argument.bytes, element, dims, device)
                     .unwrap()
             };
             arguments.iter().map(upload).collect()
@@ -118,16 +135,12 @@ fn run(
     executions
         .iter()
         .map(|execution| {
-            execution
-                .complete
-                .wait()
-                .map_err(|error| error.to_string())?;
+            let failed = |error: tpu_dist_runtime::pjrt::Error| error.to_string();
+            execution.complete.wait().map_err(failed)?;
             let buffer = &execution.outputs[0];
-            let mut bytes = vec![0; buffer.host_bytes().unwrap()];
-            buffer
-                .to_host(&mut bytes)
-                .map_err(|error| error.to_string())?;
-            Ok(decode(result, &bytes))
+            let mut bytes = vec![0; buffer.host_bytes().map_err(failed)?];
+            buffer.to_host(&mut bytes).map_err(failed)?;
+            Ok(bytes)
         })
         .collect()
 }
@@ -225,28 +238,18 @@ fn reference(collective: &Collective) -> (Vec<Vec<Argument>>, Vec<Values>) {
         let root = ROOT as usize % ranks;
         for (rank, &partition) in group.iter().enumerate() {
             let list = &mut arguments[partition as usize];
-            list.push(Argument {
-                dtype,
-                values: inputs[rank].clone(),
-                scalar: false,
-            });
+            list.push(Argument::line(dtype, &inputs[rank]));
             if op == Some(ReduceKind::PremulSum) {
                 let accumulator = match dtype {
                     DType::F64 => DType::F64,
                     _ => DType::F32,
                 };
-                list.push(Argument {
-                    dtype: accumulator,
-                    values: vec![factor(partition)],
-                    scalar: true,
-                });
+                list.push(Argument::scalar(accumulator, factor(partition)));
+            });
             }
             if matches!(kind, Kind::Reduce | Kind::Broadcast | Kind::Scatter) {
-                list.extend([root, rank].map(|rank| Argument {
-                    dtype: DType::I32,
-                    values: vec![rank as f64],
-                    scalar: true,
-                }));
+                let scalars = [root, rank].map(|rank| Argument::scalar(DType::I32, rank as f64));
+                list.extend(scalars);
             }
             expected[partition as usize] = match kind {
                 Kind::AllReduce => reduced(),
@@ -361,9 +364,16 @@ fn collective(
     }
 }
 
-fn check(what: &str, results: &[Values], expected: &[Values]) {
+fn check(
+    what: &str,
+    dtype: DType,
+    results: Result<Vec<Vec<u8>>, String>,
+    expected: &[Values],
+) {
+    let results = results.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(results.len(), expected.len(), "{what}");
     for (partition, (result, expected)) in results.iter().zip(expected).enumerate() {
+        let result = decode(dtype, result);
         assert!(
             result.len() >= expected.len(),
             "{what}, partition {partition}"
@@ -400,12 +410,8 @@ fn collectives_give_what_they_should() {
                     Err(error) => panic!("{what}: {error}"),
                 };
                 let (arguments, expected) = reference(&collective);
-                let results = run(&client, &program, &devices, &arguments, collective.dtype);
-                check(
-                    &what,
-                    &results.unwrap_or_else(|e| panic!("{what}: {e}")),
-                    &expected,
-                );
+                let results = run(&client, &program, &devices, &arguments);
+                check(&what, collective.dtype, results, &expected);
                 programs += 1;
             }
         }
@@ -424,12 +430,8 @@ fn members_alone_give_what_they_should() {
                 let what = format!("{devices:?}: {collective:?}");
                 let program = lower(&collective).unwrap();
                 let (arguments, expected) = reference(&collective);
-                let results = run(&client, &program, &devices, &arguments, collective.dtype);
-                check(
-                    &what,
-                    &results.unwrap_or_else(|e| panic!("{what}: {e}")),
-                    &expected,
-                );
+                let results = run(&client, &program, &devices, &arguments);
+                check(&what, collective.dtype, results, &expected);
             }
         }
     }
@@ -446,20 +448,78 @@ fn messages_arrive() {
         for pairs in [&ring[..], &[(0, 5)], &[(1, 2), (2, 1), (6, 0)]] {
             for dtype in [DType::F32, DType::C64, DType::U8] {
                 let program = permute(dtype, 4, pairs, DEVICES).unwrap();
-                let argument = |partition| {
-                    vec![Argument {
-                        dtype,
-                        values: input(partition, dtype, 4),
-                        scalar: false,
-                    }]
-                };
+                let argument =
+                    |partition| vec![Argument::line(dtype, &input(partition, dtype, 4))];
                 let arguments: Vec<_> = (0..DEVICES).map(argument).collect();
                 let mut expected = vec![vec![0.0; 4 * parts(dtype)]; DEVICES as usize];
                 for &(from, to) in pairs {
                     expected[to as usize] = input(from, dtype, 4);
                 }
-                let results = run(&client, &program, &devices, &arguments, dtype).unwrap();
-                check(&format!("{pairs:?} of {dtype}"), &results, &expected);
+                let results = run(&client, &program, &devices, &arguments);
+                check(&format!("{pairs:?} of {dtype}"), dtype, results, &expected);
+            }
+        }
+    }
+}
+
+/// Signs of zeros and what NaNs carry included.
+#[test]
+fn what_is_moved_keeps_all_bits() {
+    for plugin in cpu_plugins() {
+        let client = client(plugin, DEVICES.into());
+        let devices: Vec<i64> = (0..i64::from(DEVICES)).collect();
+        let groups = vec![vec![5, 0, 6, 3], vec![1, 7, 2, 4]];
+        for kind in [Kind::Broadcast, Kind::AllGather, Kind::AllToAll] {
+            for (dtype, pattern) in [
+                (DType::F32, vec![0x8000_0000u32, 0x7fc0_1234, 0xffa5_5aff, 1]),
+                (DType::BF16, vec![0x8000_7fc1, 0xff81_0001]),
+                (DType::F64, vec![0, 0x8000_0000, 0xdead_beef, 0xfff8_0001]),
+                (DType::C64, vec![0x8000_0000, 0x7fc0_1234, 0xffc5_5aff, 1]),
+            ] {
+                let count = (pattern.len() * 4 / dtype.size()) as u64;
+                let counts = match kind {
+                    Kind::AllToAll => vec![count / 2],
+                    _ => vec![count],
+                };
+                if kind == Kind::AllToAll && count < 2 {
+                    continue;
+                }
+                let collective = collective((kind, None, dtype, counts), &groups, None);
+                let program = lower(&collective).unwrap();
+                let ranks = groups[0].len();
+                // Each rank has other bits: the pattern, turned.
+                let brings = |rank: usize| -> Vec<u8> {
+                    let times = if kind == Kind::AllToAll { ranks / 2 } else { 1 };
+                    let words = pattern.iter().cycle().skip(rank % 2 * pattern.len() / 2);
+                    let words = words.take(pattern.len() * times);
+                    words.flat_map(|word| word.to_ne_bytes()).collect()
+                };
+                let mut arguments: Vec<Vec<Argument>> = (0..DEVICES).map(|_| vec![]).collect();
+                let mut expected = vec![vec![]; DEVICES as usize];
+                for group in &groups {
+                    for (rank, &partition) in group.iter().enumerate() {
+                        let list = &mut arguments[partition as usize];
+                        list.push(Argument {
+                            dtype,
+                            bytes: brings(rank),
+                            scalar: false,
+                        });
+                        if kind == Kind::Broadcast {
+                            let scalars = [ROOT as usize, rank];
+                            list.extend(scalars.map(|rank| Argument::scalar(DType::I32, rank as f64)));
+                        }
+                        let piece = brings(0).len() / ranks;
+                        expected[partition as usize] = match kind {
+                            Kind::Broadcast => brings(ROOT as usize),
+                            Kind::AllGather => (0..ranks).flat_map(brings).collect(),
+                            _ => (0..ranks)
+                                .flat_map(|from| brings(from)[rank * piece..][..piece].to_vec())
+                                .collect(),
+                        };
+                    }
+                }
+                let results = run(&client, &program, &devices, &arguments);
+                assert_eq!(results, Ok(expected), "{kind} of {dtype}");
             }
         }
     }
@@ -477,7 +537,7 @@ fn what_the_cpu_does_not_have_is_an_error() {
             let collective = collective(case, &groups, None);
             let program = lower(&collective).unwrap();
             let (arguments, _) = reference(&collective);
-            let error = run(&client, &program, &devices, &arguments, DType::I32);
+            let error = run(&client, &program, &devices, &arguments);
             println!("{op}: {}", error.expect_err("not supported"));
         }
         let program = ragged_all_to_all(DType::F32, 8, 8, &groups).unwrap();

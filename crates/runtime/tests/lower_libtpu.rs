@@ -3,8 +3,9 @@
 //! libtpu reads its environment while it is loaded, and brings its process down over programs that
 //! it does not expect, so children compile: this binary again, told which cases. By default a
 //! selection, which takes two cores about a minute; with `TPU_DIST_TEST_ALL=1` all cases, up
-//! to 4096 devices, and with a larger number those of up to so many. What libtpu made of each stands in `docs/libtpu-collectives.md`,
-//! which `UPDATE_GOLDEN=1 cargo test -p tpu-dist-runtime --test lower_libtpu` writes anew.
+//! to 4096 devices, and with `TPU_DIST_TEST_ALL=4-64` those of so many devices too. What libtpu
+//! made of each stands in `testdata/libtpu-collectives.md`, which
+//! `UPDATE_GOLDEN=1 cargo test -p tpu-dist-runtime --test lower_libtpu` writes anew.
 
 mod pjrt_support;
 
@@ -433,14 +434,17 @@ fn every_collective_compiles_for_tpus() {
     let Some(path) = pjrt_support::libtpu() else {
         return;
     };
-    let limit = match env::var(ALL).ok().map(|all| all.parse::<u32>()) {
-        None => 0,
-        Some(Ok(1)) => u32::MAX,
-        Some(limit) => limit.expect("TPU_DIST_TEST_ALL: 1, or the most devices"),
+    let sizes = match env::var(ALL).ok().as_deref() {
+        None => 0..=0,
+        Some("1") => 0..=u32::MAX,
+        Some(range) => range
+            .split_once('-')
+            .and_then(|(least, most)| Some(least.parse().ok()?..=most.parse().ok()?))
+            .expect("TPU_DIST_TEST_ALL: 1, or a range of devices as 4-64"),
     };
     let cases = cases();
     let chosen: Vec<usize> = (0..cases.len())
-        .filter(|&case| cases[case].selected || cases[case].job.device_count() <= limit)
+        .filter(|&case| cases[case].selected || sizes.contains(&cases[case].job.device_count()))
         .collect();
     println!("{} of {} cases", chosen.len(), cases.len());
     // Cases of a topology together: the first of a process takes longest.
@@ -481,8 +485,8 @@ fn every_collective_compiles_for_tpus() {
             (Err(message), _) => writeln!(wrong, "{key} {message}").unwrap(),
         }
     }
-    assert!(wrong.is_empty(), "{wrong}");
     check_page(&path, &cases, lines);
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 /// Compiles cases from the end of the queue in children, until it is empty.
@@ -668,7 +672,7 @@ fn strategies(code: &str) -> String {
 
 /// Compares with the page on record, or writes it.
 fn check_page(libtpu: &Path, cases: &[Case], lines: BTreeMap<String, String>) {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/libtpu-collectives.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/libtpu-collectives.md");
     let version = version(libtpu);
     let recorded = fs::read_to_string(&page).unwrap_or_default();
     let mut rows: BTreeMap<String, String> = BTreeMap::new();
@@ -684,7 +688,12 @@ fn check_page(libtpu: &Path, cases: &[Case], lines: BTreeMap<String, String>) {
             return;
         }
         for (key, line) in lines {
-            assert_eq!(rows.get(&key), Some(&line), "{key}");
+            assert_eq!(
+                rows.get(&key),
+                Some(&line),
+                "{key} differs from {}; UPDATE_GOLDEN=1 writes it anew",
+                page.display()
+            );
         }
         return;
     }

@@ -142,8 +142,9 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isBuilt() const override {
     return true;
   }
+  // Decides what torch takes where no device is named: FSDP2's mesh, for example.
   bool isAvailable() const override {
-    return ffi::is_available();
+    return ffi::is_preferred();
   }
   bool hasPrimaryContext(c10::DeviceIndex /*index*/) const override {
     return ffi::is_opened();

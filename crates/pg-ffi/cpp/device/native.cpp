@@ -1,4 +1,6 @@
 // Operators that make or change tensors without computing.
+#include <array>
+
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
@@ -122,8 +124,21 @@ at::Tensor& zero_(at::Tensor& self) {
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
-  return at::native::_local_scalar_dense_cpu(self.cpu());
+  TORCH_CHECK(
+      self.numel() == 1, "a Tensor with ", self.numel(),
+      " elements cannot be converted to Scalar");
+  // A copy of a small storage is less than a program that picks the element.
+  constexpr size_t kSmall = 4096;
+  const auto bytes = self.storage().nbytes();
+  if (bytes > kSmall) {
+    return at::native::_local_scalar_dense_cpu(self.cpu());
+  }
+  alignas(16) std::array<uint8_t, kSmall> contents;
+  call([&] { cell_of(self).download({contents.data(), bytes}); });
+  const auto at = static_cast<size_t>(self.storage_offset()) * self.itemsize();
+  const auto element = at::from_blob(
+      contents.data() + at, {}, c10::TensorOptions(self.dtype()).device(at::kCPU));
+  return at::native::_local_scalar_dense_cpu(element);
 }
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
@@ -149,6 +164,15 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
   result.resize_(self.sizes());
   copy_(result, self, false);
   return destination;
+}
+
+// Whether a tensor can become the other, as a parameter does that moves between devices.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return tensor.layout() == c10::kStrided &&
+        (tensor.is_cpu() || tensor.device().type() == kDevice.type());
+  };
+  return is_plain(self) && is_plain(from);
 }
 
 // There is one queue.
@@ -181,6 +205,8 @@ void register_native() {
   m.impl("zero_", TORCH_FN(zero_));
   m.impl("equal", TORCH_FN(equal));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl(
+      "_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
   m.impl("record_stream", TORCH_FN(record_stream));
 }
 

@@ -66,6 +66,7 @@ pub(crate) mod ffi {
         fn last_failure() -> Failure;
 
         fn is_available() -> bool;
+        fn is_preferred() -> bool;
         fn is_opened() -> bool;
         /// Opens the device, or does nothing.
         fn open() -> Result<()>;
@@ -179,6 +180,10 @@ fn guarded<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
 
 fn is_available() -> bool {
     device::is_available()
+}
+
+fn is_preferred() -> bool {
+    device::is_preferred()
 }
 
 fn is_opened() -> bool {

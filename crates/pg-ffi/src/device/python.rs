@@ -34,6 +34,12 @@ fn has_tpu() -> bool {
     device::has_tpu()
 }
 
+/// The plugin's file, or `None`.
+#[pyfunction]
+fn plugin() -> Option<PathBuf> {
+    device::plugin()
+}
+
 /// Whether there is a device, without opening it.
 #[pyfunction]
 fn is_available() -> bool {
@@ -199,6 +205,7 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_search_path, &module)?)?;
     module.add_function(wrap_pyfunction!(register_device, &module)?)?;
     module.add_function(wrap_pyfunction!(has_tpu, &module)?)?;
+    module.add_function(wrap_pyfunction!(plugin, &module)?)?;
     module.add_function(wrap_pyfunction!(is_available, &module)?)?;
     module.add_function(wrap_pyfunction!(is_opened, &module)?)?;
     module.add_function(wrap_pyfunction!(is_forked, &module)?)?;

@@ -245,7 +245,7 @@ impl<'b> Call<'b> {
             return self.malformed("view", "as many strides as sizes, none negative", view);
         }
         let empty = view.sizes.contains(&0);
-        if !empty && view::end(view) as u64 * element.size() as u64 > ty.bytes {
+        if !empty && (view::end(view) as u64).saturating_mul(element.size() as u64) > ty.bytes {
             return self.malformed("view", format!("one within {} bytes", ty.bytes), view);
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Reductions of values over dimensions.
 
-use super::body::{Dims, List, Type, Types};
+use super::body::{Dims, Type};
 use super::element::{highest, lowest};
 use super::request::Number;
 use super::value::{Value, iota};
@@ -73,41 +73,17 @@ impl<'b> Value<'b> {
     /// The extreme element along a dimension, and the first index of it. What is not a number counts
     /// as more extreme than any.
     pub(super) fn extreme(self, greatest: bool, dimension: usize) -> [Value<'b>; 2] {
-        let body = self.body();
-        let from = self.ty();
-        let index = iota(body, ElementType::S32, &from.dims, dimension);
-        let number = Type::new(from.element, &[]);
-        let place = Type::new(ElementType::S32, &[]);
-        let worst = if greatest {
-            lowest(from.element)
+        let (dims, along) = (self.dims(), [dimension]);
+        let value = if greatest {
+            self.max(&along)
         } else {
-            highest(from.element)
+            self.min(&along)
         };
-        let start = body.constant(worst, number.clone());
-        let nowhere = body.constant(Number::Int(i64::from(i32::MAX)), place.clone());
-        let parameters = vec![number.clone(), place.clone(), number, place];
-        let region = body.region(parameters, |of| {
-            let first = precedes(greatest, [of[0], of[2]], [of[1], of[3]]);
-            vec![first.select(of[0], of[2]), first.select(of[1], of[3])]
-        });
-        let dims = without(&from.dims, &[dimension]);
-        let types = vec![
-            Type::new(from.element, &dims),
-            Type::new(ElementType::S32, &dims),
-        ];
-        let (value_type, index_type) = (types[0].clone(), types[1].clone());
-        let operands = [self, index, start, nowhere];
-        let (names, operand_types) = (List(&operands), Types(&operands));
-        let [value, place] = body.push_all(
-            types,
-            format_args!(
-                "\"stablehlo.reduce\"({names}) ({region}) {{dimensions = array<i64: {dimension}>}} : \
-                 ({operand_types}) -> ({value_type}, {index_type})"
-            ),
-        )[..] else {
-            unreachable!("two types were given")
-        };
-        [value, place]
+        // Two passes, which XLA makes vectors of, unlike one over pairs.
+        let hit = self.eq(value.keep(&dims, &along)).or(self.is_nan());
+        let index = iota(self.body(), ElementType::S32, &dims, dimension);
+        let nowhere = index.constant(Number::Int(i64::from(i32::MAX)));
+        [value, hit.select(index, nowhere).min(&along)]
     }
 }
 

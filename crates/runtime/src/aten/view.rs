@@ -77,59 +77,42 @@ impl Fit {
         dims
     }
 
-    /// Sizes of the slice.
-    fn sizes(&self, view: &View) -> Dims {
-        self.along
-            .iter()
-            .map(|along| along.map_or(1, |dimension| view.sizes[dimension]))
-            .collect()
-    }
-
-    /// The array's dimensions that a dimension of the view lies along, in the view's order.
-    fn order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.along.len())
-            .filter(|&place| self.along[place].is_some())
-            .collect();
-        order.sort_by_key(|&place| self.along[place]);
-        order
+    /// The view's dimensions that lie along the array's, in the array's order; and for each of them in the
+    /// view's order its number in that list.
+    fn dimensions(&self) -> (Vec<usize>, Vec<usize>) {
+        let dimensions: Vec<usize> = self.along.iter().flatten().copied().collect();
+        let mut order: Vec<usize> = (0..dimensions.len()).collect();
+        order.sort_by_key(|&number| dimensions[number]);
+        (dimensions, order)
     }
 
     fn read<'b>(&self, array: Value<'b>, view: &View) -> Value<'b> {
-        let part = array.slice(&self.starts, &self.limits, &self.steps);
-        let order = self.order();
-        let kept: Dims = self
-            .along
+        let (mut dimensions, order) = self.dimensions();
+        let sizes: Dims = dimensions
             .iter()
-            .flatten()
             .map(|&dimension| view.sizes[dimension])
             .collect();
-        let mut rank: Vec<usize> = (0..order.len()).collect();
-        let mut present = order.clone();
-        present.sort_unstable();
-        rank.sort_by_key(|&i| self.along[present[i]]);
-        let part = part.reshape(&kept).transpose(&rank);
-        let places: Vec<usize> = order
-            .iter()
-            .filter_map(|&place| self.along[place])
-            .collect();
-        part.broadcast_in_dim(&view.sizes, &places)
+        let part = array
+            .slice(&self.starts, &self.limits, &self.steps)
+            .reshape(&sizes)
+            .transpose(&order);
+        dimensions.sort_unstable();
+        part.broadcast_in_dim(&view.sizes, &dimensions)
     }
 
     /// The array with `value`, of the view's sizes, in place of the slice.
     fn write<'b>(&self, array: Value<'b>, view: &View, value: Value<'b>) -> Value<'b> {
-        // Into the array's dimensions: those which the view does not have first, of size 1.
-        let order = self.order();
-        let squeezed: Dims = order
+        let (dimensions, order) = self.dimensions();
+        let sizes: Dims = order
             .iter()
-            .filter_map(|&place| self.along[place])
-            .map(|dimension| view.sizes[dimension])
+            .map(|&number| view.sizes[dimensions[number]])
             .collect();
-        let mut inverse: Vec<usize> = (0..order.len()).collect();
-        inverse.sort_by_key(|&i| order[i]);
-        let part = value
-            .reshape(&squeezed)
-            .transpose(&inverse)
-            .reshape(&self.sizes(view));
+        let mut back: Vec<usize> = (0..order.len()).collect();
+        back.sort_by_key(|&place| order[place]);
+        let slice: Dims = (self.along.iter())
+            .map(|along| along.map_or(1, |dimension| view.sizes[dimension]))
+            .collect();
+        let part = value.reshape(&sizes).transpose(&back).reshape(&slice);
         let dims = array.dims();
         if part.dims() == dims {
             return part;
@@ -159,12 +142,12 @@ fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// One past the last element of a view that is not empty.
+/// One past the last element of a view that is not empty, or the greatest number if that is less.
 pub(super) fn end(view: &View) -> i64 {
-    let span: i64 = (view.sizes.iter().zip(&view.strides))
-        .map(|(size, stride)| (size - 1) * stride)
-        .sum();
-    view.offset + span + 1
+    let span: i128 = (view.sizes.iter().zip(&view.strides))
+        .map(|(&size, &stride)| i128::from(size - 1) * i128::from(stride))
+        .fold(i128::from(view.offset) + 1, i128::saturating_add);
+    i64::try_from(span).unwrap_or(i64::MAX)
 }
 
 /// A buffer's contents as elements of another type; `None` if their bytes do not make up whole

@@ -139,56 +139,52 @@ fn derivative<'b>(
     })
 }
 
-/// The target classes of a loss of log-probabilities.
-struct Classes<'b> {
-    /// Where in the input an element is that of the target's class; shaped as the input.
-    hit: Value<'b>,
-    /// Weight of each target: 0 of those ignored; shaped as the target.
+/// The targets of a loss of log-probabilities.
+struct Targets<'b> {
+    /// Their classes.
+    class: Value<'b>,
+    /// Whether they count: false of those ignored.
+    counts: Value<'b>,
+    /// Their weights: 0 of those ignored.
     weight: Value<'b>,
-    /// The dimension of classes.
+    /// The input's dimension of classes.
     dimension: usize,
 }
 
-/// Of an input and the target, weights and ignored class that are arguments `target` and so on.
-fn classes<'b>(call: &Call<'b>, input: Value<'b>, target: usize) -> Result<Classes<'b>, Error> {
-    let index = call.tensor(target)?;
-    let ignored = call.int(target + 3)?;
-    let dims = input.dims();
-    let dimension = usize::from(dims.len() > 1);
-    let class = iota(call.body(), index.element(), &dims, dimension);
-    let hit = class.eq(index.unsqueeze(dimension.min(index.rank())));
-    let counts = index.ne(index.constant(Number::Int(ignored)));
-    let weight = match call.optional(target + 1)? {
-        None => counts.convert(input.element()),
-        Some(weight) => {
-            let weight = weight.convert(input.element());
-            let mut shape = vec![1; dims.len()];
-            shape[dimension] = dims[dimension];
-            let each = hit.select(weight.reshape(&shape), 0.).sum(&[dimension]);
-            counts.select(each, 0.)
-        }
-    };
-    let hit = hit.and(counts.unsqueeze(dimension.min(counts.rank())));
-    Ok(Classes {
-        hit,
-        weight,
-        dimension,
-    })
+impl<'b> Targets<'b> {
+    /// For `input`, from the classes, weights and ignored class that are arguments `first`, the next and
+    /// the third after it.
+    fn read(call: &Call<'b>, input: Value<'b>, first: usize) -> Result<Targets<'b>, Error> {
+        let class = call.tensor(first)?;
+        let ignored = call.int(first + 3)?;
+        let counts = class.ne(class.constant(Number::Int(ignored)));
+        let weight = match call.optional(first + 1)? {
+            None => counts.convert(input.element()),
+            Some(weight) => counts.select(weight.convert(input.element()).take(0, class), 0.),
+        };
+        Ok(Targets {
+            class,
+            counts,
+            weight,
+            dimension: usize::from(input.rank() > 1),
+        })
+    }
+
+    /// Something shaped as the targets with a dimension for classes.
+    fn expanded(&self, value: Value<'b>) -> Value<'b> {
+        value.unsqueeze(self.dimension.min(value.rank()))
+    }
 }
 
 fn nll_loss<'b>(call: &Call<'b>) -> Several<'b> {
     let [input] = operands(call, [0])?;
-    let reduction = Reduction::of(call, 3)?;
-    let Classes {
-        hit,
-        weight,
-        dimension,
-    } = classes(call, input, 1)?;
-    let chosen = hit.select(input, 0.).sum(&[dimension]);
-    let loss = -chosen * weight;
+    let targets = Targets::read(call, input, 1)?;
+    let chosen = input.gather(targets.dimension, targets.expanded(targets.class));
+    let chosen = chosen.reshape(&targets.class.dims());
+    let loss = targets.counts.select(-chosen * targets.weight, 0.);
     let all: Vec<usize> = (0..loss.rank()).collect();
-    let (sum, total) = (loss.sum(&all), weight.sum(&all));
-    let (loss, total) = match reduction {
+    let (sum, total) = (loss.sum(&all), targets.weight.sum(&all));
+    let (loss, total) = match Reduction::of(call, 3)? {
         Reduction::None => (loss, total.zeros()),
         Reduction::Mean => (sum / total, total),
         Reduction::Sum => (sum, total),
@@ -198,14 +194,18 @@ fn nll_loss<'b>(call: &Call<'b>) -> Several<'b> {
 
 fn nll_loss_backward<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
     let [gradient, input] = operands(call, [0, 1])?;
-    let Classes {
-        hit,
-        weight,
-        dimension,
-    } = classes(call, input, 2)?;
-    let mut slope = -gradient * weight;
+    let targets = Targets::read(call, input, 2)?;
+    let mut slope = -gradient * targets.weight;
     if Reduction::of(call, 4)? == Reduction::Mean {
         slope = slope / call.tensor_as(6, input.element())?;
     }
-    Ok(hit.select(slope.unsqueeze(dimension.min(slope.rank())), 0.))
+    let classes = iota(
+        call.body(),
+        targets.class.element(),
+        &input.dims(),
+        targets.dimension,
+    );
+    let hit = classes.eq(targets.expanded(targets.class));
+    let hit = hit.and(targets.expanded(targets.counts));
+    Ok(hit.select(targets.expanded(slope), 0.))
 }

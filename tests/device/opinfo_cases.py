@@ -1,0 +1,88 @@
+"""Which of PyTorch's operator tests concern the device, and what is known to differ there.
+
+Names are those of the operator database, with the variant after a dot.
+"""
+
+import functools
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+
+# Not compared, and why.
+SKIPPED = {
+    "bernoulli": "random",
+    "multinomial": "random",
+    "normal": "random",
+    "normal.number_mean": "random",
+    "nn.functional.alpha_dropout": "random",
+    "nn.functional.dropout": "random",
+    "nn.functional.dropout2d": "random",
+    "nn.functional.dropout3d": "random",
+    "nn.functional.feature_alpha_dropout.with_train": "random",
+    "nn.functional.fractional_max_pool2d": "random",
+    "nn.functional.fractional_max_pool3d": "random",
+    "nn.functional.multi_head_attention_forward": "random: dropout",
+    "nn.functional.rrelu": "random",
+    "nn.functional.scaled_dot_product_attention": "random: dropout",
+}
+
+# (name, dtypes or None for all): relative and absolute tolerance, and why it is not the default.
+TOLERANCES = {}
+
+# Samples on which a lowered operator runs on the CPU after all: overload, and why.
+FALLBACKS = {
+    "index.Tensor": "the number of elements that a mask selects is not known",
+    "_index_put_impl_": "the number of elements that a mask selects is not known",
+}
+
+
+def name(op):
+    """The name of an operator with its variant."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+@functools.cache
+def lowered():
+    """The overloads that have a program, without the namespace."""
+    return {
+        overload.removeprefix("aten::")
+        for overload in torch._C._dispatch_get_all_op_names()
+        if overload.startswith("aten::")
+        and torch._C._dispatch_has_kernel_for_dispatch_key(overload, "PrivateUse1")
+    }
+
+
+@functools.cache
+def _bases():
+    return {overload.split(".")[0].rstrip("_") for overload in lowered()}
+
+
+def concerns_device(op):
+    """Whether an operator has a program, or as a function of torch.nn is made of some that have."""
+    is_lowered = op.aten_name is not None and op.aten_name.rstrip("_") in _bases()
+    return is_lowered or op.name.startswith("nn.functional.")
+
+
+def cases():
+    """Operators with the types they are tested with."""
+    for op in op_db:
+        if concerns_device(op) and name(op) not in SKIPPED:
+            supported = op.supported_dtypes("cpu")
+            for dtype in DTYPES:
+                if dtype in supported:
+                    yield op, dtype
+
+
+def tolerance(op, dtype):
+    """The relative and absolute error that results of a type may have."""
+    for key in ((name(op), dtype), (name(op), None)):
+        if key in TOLERANCES:
+            rtol, atol, _ = TOLERANCES[key]
+            return {"rtol": rtol, "atol": atol}
+    return {
+        torch.float32: {"rtol": 1e-4, "atol": 2e-5},
+        torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+        torch.float16: {"rtol": 3e-3, "atol": 3e-3},
+    }.get(dtype, {"rtol": 0, "atol": 0})

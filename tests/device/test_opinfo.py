@@ -1,0 +1,121 @@
+"""PyTorch's database of operators and sample inputs: each lowered operator against the CPU.
+
+A few samples of each operator and type by default; all with TPU_DIST_TEST_ALL=1.
+"""
+
+import itertools
+import os
+import warnings
+
+import opinfo_cases
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+ALL = os.environ.get("TPU_DIST_TEST_ALL") == "1"
+# float32 stands for the types that behave as it does.
+LIMITS = {torch.float32: 2, torch.int64: 1, torch.bfloat16: 1, torch.float16: 1, torch.bool: 1}
+
+
+def on_device(value):
+    """A sample's argument on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("tpu").requires_grad_(value.requires_grad)
+    if isinstance(value, torch.device):
+        return torch.device("tpu")
+    return value
+
+
+def moved(sample):
+    """The input, arguments and keywords of a sample on the device."""
+    keywords = {
+        key: "tpu" if key == "device" else tree_map(on_device, value)
+        for key, value in sample.kwargs.items()
+    }
+    return tree_map(on_device, sample.input), tree_map(on_device, sample.args), keywords
+
+
+def tensors(values):
+    """The tensors in nested results."""
+    return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
+
+
+def backward(outputs, inputs):
+    """The gradients of all outputs' sum by the inputs that want one."""
+    wanting = [value for value in tensors(inputs) if value.requires_grad]
+    sources = [value for value in tensors(outputs) if value.requires_grad]
+    if not wanting or not sources:
+        return []
+    # Not all the same, so that each element counts.
+    seeds = [
+        torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64)
+        .reshape(value.shape)
+        .to(value.dtype)
+        .to(value.device)
+        for value in sources
+    ]
+    return torch.autograd.grad(sources, wanting, seeds, allow_unused=True)
+
+
+def compare(got, expected, what, tolerance):
+    """That results on the device are those of the CPU, with the same types and sizes."""
+    got, expected = tree_flatten(got)[0], tree_flatten(expected)[0]
+    assert len(got) == len(expected), what
+    for ours, theirs in zip(got, expected, strict=True):
+        if not isinstance(theirs, torch.Tensor):
+            assert type(ours) is type(theirs), what
+            continue
+        assert ours.device.type == "tpu" or theirs.device.type == "cpu", what
+        exact = not (theirs.is_floating_point() or theirs.is_complex())
+        torch.testing.assert_close(
+            ours.detach().cpu(),
+            theirs.detach(),
+            equal_nan=True,
+            msg=lambda text: f"{what}: {text}",
+            **({"rtol": 0, "atol": 0} if exact else tolerance),
+        )
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        pytest.param(op, dtype, id=f"{opinfo_cases.name(op)}-{str(dtype).removeprefix('torch.')}")
+        for op, dtype in (opinfo_cases.cases() if torch.tpu.is_available() else ())
+    ],
+)
+def test_operator(op, dtype):
+    """Results, gradients and the in-place form of an operator are those of the CPU, computed on
+    the device."""
+    differentiable = (
+        op.supports_autograd
+        and dtype.is_floating_point
+        and dtype in op.supported_backward_dtypes("cpu")
+    )
+    tolerance = opinfo_cases.tolerance(op, dtype)
+    samples = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
+    limit = None if ALL else LIMITS[dtype]
+    in_place = op.get_inplace()
+    torch.tpu.reset_fallback_stats()
+    for number, sample in enumerate(itertools.islice(samples, limit)):
+        what = f"sample {number}: {sample.summary()}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = op(sample.input, *sample.args, **sample.kwargs)
+            value, arguments, keywords = moved(sample)
+            got = op(value, *arguments, **keywords)
+            compare(got, expected, what, tolerance)
+            if differentiable:
+                theirs = backward(expected, (sample.input, sample.args, sample.kwargs))
+                ours = backward(got, (value, arguments, keywords))
+                compare(ours, theirs, f"gradients of {what}", tolerance)
+            if in_place is not None and number == 0 and isinstance(sample.input, torch.Tensor):
+                changed = sample.input.detach().clone()
+                try:
+                    in_place(changed, *sample.args, **sample.kwargs)
+                except RuntimeError:
+                    continue
+                ours = value.detach().clone()
+                in_place(ours, *arguments, **keywords)
+                compare(ours, changed, f"in place, {what}", tolerance)
+    fallbacks = opinfo_cases.lowered() & torch.tpu.fallback_stats().keys()
+    assert fallbacks <= opinfo_cases.FALLBACKS.keys()
