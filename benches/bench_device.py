@@ -1,10 +1,10 @@
 """The device beside its peers: eager operators, and a Llama block's training step.
 
 Operators are compared with torch on the CPU, where the same values are computed without a
-device in between. The step is compared with torch on the CPU, eager too, and with JAX, which compiles
-the whole of it as one program: on the device's own plugin where JAX can load it, else on
-the CPU that it brings along. What PJRT takes for a launch, and the executor on top of
-it, is measured by ``cargo bench -p tpu-dist-runtime --bench executor``.
+device in between. The step is compared with torch on the CPU, eager too, and with JAX, which
+compiles the whole of it as one program: on the device's own plugin where JAX can load it, else
+on the CPU that it brings along. What PJRT takes for a launch, and the executor on top of it,
+is measured by ``cargo bench -p tpu-dist-runtime --bench executor``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from tpu_dist import tpu
 
 WIDTH, HEADS, BATCH, LENGTH, VOCABULARY = 256, 8, 4, 128, 1000
 RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
@@ -62,7 +64,7 @@ def operators() -> None:
         for call in (here[name], there[name]):
             call()
         times = [
-            microseconds(call, torch.tpu.synchronize, 1000) for call in (there[name], here[name])
+            microseconds(call, tpu.synchronize, 1000) for call in (there[name], here[name])
         ]
         print(f"{name:28}{times[0]:8.2f}{times[1]:8.2f}")
 
@@ -70,10 +72,15 @@ def operators() -> None:
 class Block(nn.Module):
     """Embedding, one Llama block, and the head."""
 
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.norm_one, self.norm_two, self.norm = (nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(3))
+        self.norm_one, self.norm_two, self.norm = (
+            nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(3)
+        )
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
         self.gate = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
@@ -101,7 +108,8 @@ class Block(nn.Module):
         x = x + self.out(y.transpose(1, 2).reshape(BATCH, LENGTH, WIDTH))
         y = self.norm_two(x)
         x = x + self.down(functional.silu(self.gate(y)) * self.up(y))
-        return self.head(self.norm(x))
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 def torch_step(
@@ -132,28 +140,32 @@ def jax_step(
     import jax.numpy as jnp
     from jax._src import xla_bridge
 
+    configure: Any = jax.config.update
     where = "jax's own CPU"
     if plugin:
         xla_bridge.register_plugin("tpu_dist_peer", library_path=plugin)
-        jax.config.update("jax_platforms", "tpu_dist_peer")
+        configure("jax_platforms", "tpu_dist_peer")
         where = "the same plugin"
-    jax.config.update("jax_default_matmul_precision", "highest")
+    configure("jax_default_matmul_precision", "highest")
     weights = {name: jnp.asarray(value.numpy()) for name, value in model.state_dict().items()}
     cos, sin = weights.pop("cos"), weights.pop("sin")
 
-    def norm(x, name):
+    def norm(x: Any, name: str) -> Any:
         scale = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5)
         return x * scale * weights_of[name + ".weight"]
 
-    def rotate(x):
+    def rotate(x: Any) -> Any:
         one, two = jnp.split(x, 2, -1)
         return jnp.concatenate((one * cos - two * sin, two * cos + one * sin), -1)
 
-    weights_of: dict[str, jax.Array] = {}
+    weights_of: dict[str, Any] = {}
 
-    def loss_of(weights, tokens, targets):
+    def loss_of(weights: Any, tokens: Any, targets: Any) -> Any:
         weights_of.update(weights)
-        linear = lambda x, name: x @ weights[name + ".weight"].T  # noqa: E731
+
+        def linear(x: Any, name: str) -> Any:
+            return x @ weights[name + ".weight"].T
+
         x = weights["embedding.weight"][tokens]
         q, k, v = (
             part.reshape(BATCH, LENGTH, HEADS, -1).transpose(0, 2, 1, 3)
@@ -169,7 +181,7 @@ def jax_step(
         return -jnp.take_along_axis(logits, targets[..., None], -1).mean()
 
     @jax.jit
-    def update(state, tokens, targets):
+    def update(state: Any, tokens: Any, targets: Any) -> Any:
         weights, means, squares, count = state
         loss, gradients = jax.value_and_grad(loss_of)(weights, tokens, targets)
         one, two = BETAS
@@ -177,7 +189,7 @@ def jax_step(
         means = jax.tree.map(lambda m, g: one * m + (1 - one) * g, means, gradients)
         squares = jax.tree.map(lambda v, g: two * v + (1 - two) * g * g, squares, gradients)
 
-        def moved(w, m, v):
+        def moved(w: Any, m: Any, v: Any) -> Any:
             size = jnp.sqrt(v / (1 - two**count)) + EPSILON
             return w * (1 - RATE * DECAY) - RATE * m / (1 - one**count) / size
 
@@ -245,14 +257,14 @@ def steps(count: int) -> None:
             loss = step()
             times.append((time.perf_counter() - start) * 1e3)
         print(f"{name:36}{times[0]:9.1f}{statistics.median(times[2:]):9.2f}{loss:9.4f}")
-    print(f"fallbacks: {torch.tpu.fallback_stats() or 'none'}")
+    print(f"fallbacks: {tpu.fallback_stats() or 'none'}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="training steps of each peer")
     arguments = parser.parse_args()
-    if not torch.tpu.is_available():
+    if not tpu.is_available():
         print("no device: pip install lammps-jax-pjrt-cpu")
         return
     operators()

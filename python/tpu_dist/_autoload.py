@@ -1,13 +1,13 @@
 """What happens at ``import torch``: next to nothing.
 
 The device "tpu" gets its name, and what torch asks of a device; it is opened when it is first
-used. The process group backend is registered when its name is first used, by the entry point group
-``torch.distributed.backends``.
+used. The process group backend is registered when its name is first used, by the entry point
+group ``torch.distributed.backends``.
 
 Another package may claim the same names, TorchTPU on a TPU host for one, and does so
 while torch is being imported. Whoever registered the backend before the first use keeps the
-name; ``TPU_DIST_PREFER=1`` in the environment makes it this package. The device is left to TorchTPU
-on a host with a TPU. A log line says who it is.
+name; ``TPU_DIST_PREFER=1`` in the environment makes it this package. The device is left to
+TorchTPU on a host with a TPU. A log line says who it is.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _register_device() -> None:
 
     taken = torch._C._get_privateuse1_backend_name()
     if taken != _UNNAMED:
-        logger.warning("torch's device for other packages is %r already: that one is used", taken)
+        logger.warning(
+            "torch's device for other packages is %r already: that one is used", taken
+        )
         return
     try:
         native = load().device

@@ -231,7 +231,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
-    """What tensors hold, in bytes and buffers; with ``device.`` before it what the plugin counts.
+    """What tensors hold, in bytes and buffers; what the plugin counts starts with ``device.``.
 
     Names are those of :func:`torch.cuda.memory_stats`. Storages that were never written take
     no memory, and copies of whole tensors share theirs until one is written.

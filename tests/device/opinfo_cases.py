@@ -28,7 +28,7 @@ SKIPPED = {
     "nn.functional.scaled_dot_product_attention": "random: dropout",
 }
 
-# (name, dtypes or None for all): relative and absolute tolerance, and why it is not the default.
+# (name, dtype or None for all): relative and absolute tolerance, and why not the default.
 TOLERANCES = {}
 
 # Samples on which a lowered operator runs on the CPU after all: overload, and why.
@@ -60,7 +60,7 @@ def _bases():
 
 
 def concerns_device(op):
-    """Whether an operator has a program, or as a function of torch.nn is made of some that have."""
+    """Whether an operator has a program, or as a function of torch.nn is made of such."""
     is_lowered = op.aten_name is not None and op.aten_name.rstrip("_") in _bases()
     return is_lowered or op.name.startswith("nn.functional.")
 

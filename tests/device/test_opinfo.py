@@ -79,7 +79,9 @@ def compare(got, expected, what, tolerance):
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [
-        pytest.param(op, dtype, id=f"{opinfo_cases.name(op)}-{str(dtype).removeprefix('torch.')}")
+        pytest.param(
+            op, dtype, id=f"{opinfo_cases.name(op)}-{str(dtype).removeprefix('torch.')}"
+        )
         for op, dtype in (opinfo_cases.cases() if torch.tpu.is_available() else ())
     ],
 )

@@ -66,7 +66,14 @@ def test_made_as_on_the_cpu(make):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_copied_there_and_back(dtype):
     x = sample(dtype=dtype)
-    for source in (x, x.t(), x[:, 1:3], x[::2], x[1, 2], x.flatten().as_strided((2, 2), (1, 5), 2)):
+    for source in (
+        x,
+        x.t(),
+        x[:, 1:3],
+        x[::2],
+        x[1, 2],
+        x.flatten().as_strided((2, 2), (1, 5), 2),
+    ):
         there = source.to("tpu")
         same(there, source.clone())
         same(there.clone(), source.clone())
@@ -177,7 +184,9 @@ def test_out_is_resized_and_written():
     torch.add(a.to("tpu"), b.to("tpu"), out=wide)
     same(wide, (a + b).double())
     with pytest.raises(RuntimeError, match="can't be cast"):
-        torch.add(a.to("tpu"), b.to("tpu"), out=torch.empty(3, 4, dtype=torch.int32, device="tpu"))
+        torch.add(
+            a.to("tpu"), b.to("tpu"), out=torch.empty(3, 4, dtype=torch.int32, device="tpu")
+        )
 
 
 def test_storages_are_freed_and_come_back():
@@ -208,7 +217,12 @@ def test_numbers_and_truth():
 
 
 def test_printed_as_on_the_cpu():
-    for x in (sample(), sample(dtype=torch.int64), torch.rand(50, 60), sample(dtype=torch.bool)):
+    for x in (
+        sample(),
+        sample(dtype=torch.int64),
+        torch.rand(50, 60),
+        sample(dtype=torch.bool),
+    ):
         device = "".join(repr(x.to("tpu")).split())
         assert device.replace(",device='tpu:0'", "") == "".join(repr(x).split())
 
@@ -272,7 +286,11 @@ def test_pinned_memory():
     [
         (lambda: torch.empty(2, device="tpu:1"), RuntimeError, "index 0"),
         (lambda: torch.ones(2, device="tpu") + torch.ones(2), RuntimeError, "same device"),
-        (lambda: torch.ones(2, device="tpu") + torch.ones(3, device="tpu"), RuntimeError, "broadcast"),
+        (
+            lambda: torch.ones(2, device="tpu") + torch.ones(3, device="tpu"),
+            RuntimeError,
+            "broadcast",
+        ),
         (lambda: torch.ones(2, device="tpu", pin_memory=True), RuntimeError, "pin"),
         (lambda: torch.tpu.set_device(1), ValueError, "index 0"),
         (lambda: torch.tpu.synchronize("cpu"), ValueError, "tpu device"),

@@ -38,7 +38,9 @@ class ResNetBlock(nn.Module):
         self.norm_one = nn.BatchNorm2d(16)
         self.two = nn.Conv2d(16, 16, 3, padding=1, bias=False)
         self.norm_two = nn.BatchNorm2d(16)
-        self.shortcut = nn.Sequential(nn.Conv2d(8, 16, 1, stride=2, bias=False), nn.BatchNorm2d(16))
+        self.shortcut = nn.Sequential(
+            nn.Conv2d(8, 16, 1, stride=2, bias=False), nn.BatchNorm2d(16)
+        )
         self.head = nn.Linear(16, 5)
 
     def forward(self, x):

@@ -10,6 +10,7 @@ use tpu_dist_runtime::{self as runtime, Communicator, Completion, Error, Pieces,
 
 use crate::{groups, store::C10dStore};
 
+#[allow(clippy::too_many_arguments, reason = "what c10d's calls have")]
 #[cxx::bridge(namespace = "tpu_dist::ffi")]
 pub(crate) mod ffi {
     /// What kind of failure; chooses the exception type.
@@ -502,6 +503,7 @@ impl Group {
     /// # Safety
     /// The segments are memory of tensors that `work` (or, when it is null, the caller
     /// until the return) keeps alive. `work` is null or a reference to be given up.
+    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
     unsafe fn collective(
         &self,
         call: &ffi::Call,

@@ -3,8 +3,8 @@
 //! A [`Communicator`] is one group of ranks. All groups of a process share one
 //! fabric: the connections, shared memory and threads belong to the process.
 
-pub mod aten;
 pub mod arena;
+pub mod aten;
 pub mod call;
 mod check;
 mod communicator;

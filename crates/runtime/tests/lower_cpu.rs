@@ -245,7 +245,6 @@ fn reference(collective: &Collective) -> (Vec<Vec<Argument>>, Vec<Values>) {
                     _ => DType::F32,
                 };
                 list.push(Argument::scalar(accumulator, factor(partition)));
-            });
             }
             if matches!(kind, Kind::Reduce | Kind::Broadcast | Kind::Scatter) {
                 let scalars = [root, rank].map(|rank| Argument::scalar(DType::I32, rank as f64));
@@ -271,8 +270,11 @@ fn reference(collective: &Collective) -> (Vec<Vec<Argument>>, Vec<Values>) {
     (arguments, expected)
 }
 
-/// The shapes of groups on eight devices: groups, and a box that each fills.
-fn shapes() -> Vec<(&'static str, Vec<Vec<u32>>, Option<Grid>)> {
+/// What it is, groups, and a box that each fills.
+type Shape = (&'static str, Vec<Vec<u32>>, Option<Grid>);
+
+/// The shapes of groups on eight devices.
+fn shapes() -> Vec<Shape> {
     vec![
         ("world", vec![(0..8).collect()], None),
         (
@@ -364,12 +366,7 @@ fn collective(
     }
 }
 
-fn check(
-    what: &str,
-    dtype: DType,
-    results: Result<Vec<Vec<u8>>, String>,
-    expected: &[Values],
-) {
+fn check(what: &str, dtype: DType, results: Result<Vec<Vec<u8>>, String>, expected: &[Values]) {
     let results = results.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(results.len(), expected.len(), "{what}");
     for (partition, (result, expected)) in results.iter().zip(expected).enumerate() {
@@ -426,7 +423,7 @@ fn members_alone_give_what_they_should() {
         for devices in [vec![5, 2, 7], vec![3, 0, 6, 1], vec![4]] {
             let group: Vec<u32> = (0..devices.len() as u32).collect();
             for case in collectives(devices.len()) {
-                let collective = collective(case, &[group.clone()], None);
+                let collective = collective(case, std::slice::from_ref(&group), None);
                 let what = format!("{devices:?}: {collective:?}");
                 let program = lower(&collective).unwrap();
                 let (arguments, expected) = reference(&collective);
@@ -448,8 +445,7 @@ fn messages_arrive() {
         for pairs in [&ring[..], &[(0, 5)], &[(1, 2), (2, 1), (6, 0)]] {
             for dtype in [DType::F32, DType::C64, DType::U8] {
                 let program = permute(dtype, 4, pairs, DEVICES).unwrap();
-                let argument =
-                    |partition| vec![Argument::line(dtype, &input(partition, dtype, 4))];
+                let argument = |partition| vec![Argument::line(dtype, &input(partition, dtype, 4))];
                 let arguments: Vec<_> = (0..DEVICES).map(argument).collect();
                 let mut expected = vec![vec![0.0; 4 * parts(dtype)]; DEVICES as usize];
                 for &(from, to) in pairs {
@@ -471,7 +467,10 @@ fn what_is_moved_keeps_all_bits() {
         let groups = vec![vec![5, 0, 6, 3], vec![1, 7, 2, 4]];
         for kind in [Kind::Broadcast, Kind::AllGather, Kind::AllToAll] {
             for (dtype, pattern) in [
-                (DType::F32, vec![0x8000_0000u32, 0x7fc0_1234, 0xffa5_5aff, 1]),
+                (
+                    DType::F32,
+                    vec![0x8000_0000u32, 0x7fc0_1234, 0xffa5_5aff, 1],
+                ),
                 (DType::BF16, vec![0x8000_7fc1, 0xff81_0001]),
                 (DType::F64, vec![0, 0x8000_0000, 0xdead_beef, 0xfff8_0001]),
                 (DType::C64, vec![0x8000_0000, 0x7fc0_1234, 0xffc5_5aff, 1]),
@@ -506,7 +505,9 @@ fn what_is_moved_keeps_all_bits() {
                         });
                         if kind == Kind::Broadcast {
                             let scalars = [ROOT as usize, rank];
-                            list.extend(scalars.map(|rank| Argument::scalar(DType::I32, rank as f64)));
+                            list.extend(
+                                scalars.map(|rank| Argument::scalar(DType::I32, rank as f64)),
+                            );
                         }
                         let piece = brings(0).len() / ranks;
                         expected[partition as usize] = match kind {

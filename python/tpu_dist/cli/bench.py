@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if "RANK" in os.environ:
         # Started by torchrun, perhaps on several hosts.
-        rows = _measure(*job, None)
+        rows = _measure(None, *job)
         if os.environ["RANK"] != "0":
             return 0
     else:
@@ -162,13 +162,14 @@ def _rank(rank: int, ranks: int, directory: str, job: Any) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1"
     )
-    rows = _measure(*job, f"file://{directory}/store")
+    rows = _measure(f"file://{directory}/store", *job)
     if rank == 0:
         text = json.dumps([asdict(row) for row in rows])
         (Path(directory) / "rows.json").write_text(text)
 
 
 def _measure(
+    init_method: str | None,
     operations: Sequence[str],
     sizes: Sequence[int],
     dtypes: Sequence[str],
@@ -177,7 +178,6 @@ def _measure(
     memory: str,
     device: str,
     predict: bool,
-    init_method: str | None,
 ) -> list[Row]:
     import torch
     import torch.distributed as dist
@@ -228,7 +228,7 @@ def _predict(row: Row, group: Any, empty: Callable[..., Any]) -> float:
     case = _Case(row.operation, count, dtype, dist.get_rank(), row.ranks, empty)
     with dist._time_estimator(group, empty(0, dtype=dtype).device) as estimate:
         case.call(group)()
-    time: float = estimate.estimated_time
+    time = estimate.estimated_time or 0.0
     return time / 2 if row.operation == "send_recv" else time
 
 
@@ -335,10 +335,10 @@ class _Case:
 
     def wait(self) -> None:
         """Waits for the device, where the tensors are on one."""
-        import torch
-
         if self.output.device.type == "tpu":
-            torch.tpu.synchronize()
+            from tpu_dist import tpu
+
+            tpu.synchronize()
 
     def _ping_pong(self, group: Any) -> None:
         """A message from rank 0 to rank 1 and back."""

@@ -159,9 +159,7 @@ fn guarded<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, String> {
         Ok(Err(error)) => {
             LAST.set(match &error {
                 Error::NoLowering { .. } => ffi::Failure::NotImplemented,
-                error if error.code() == Some(Code::ResourceExhausted) => {
-                    ffi::Failure::OutOfMemory
-                }
+                error if error.code() == Some(Code::ResourceExhausted) => ffi::Failure::OutOfMemory,
                 _ => ffi::Failure::Other,
             });
             Err(error.to_string())

@@ -103,7 +103,10 @@ fn memory_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         result.set_item(format!("{name}.all.current"), current)?;
         result.set_item(format!("{name}.all.peak"), peak)?;
         result.set_item(format!("{name}.all.allocated"), allocated)?;
-        result.set_item(format!("{name}.all.freed"), allocated.saturating_sub(current))?;
+        result.set_item(
+            format!("{name}.all.freed"),
+            allocated.saturating_sub(current),
+        )?;
     }
     let plugin = device::opened().and_then(|device| device.executor().device().memory_stats().ok());
     if let Some(plugin) = plugin {

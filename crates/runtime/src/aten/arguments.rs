@@ -158,11 +158,11 @@ impl<'b> Call<'b> {
 
     /// Argument `index`, a number that is part of the program.
     pub(super) fn number(&self, index: usize) -> Result<Number, Error> {
-        match self.argument(index) {
-            &Argument::Scalar(Scalar::Constant(number)) => Ok(number),
-            &Argument::Float(value) => Ok(Number::Float(value)),
-            &Argument::Int(value) => Ok(Number::Int(value)),
-            &Argument::Bool(value) => Ok(Number::Bool(value)),
+        match *self.argument(index) {
+            Argument::Scalar(Scalar::Constant(number)) => Ok(number),
+            Argument::Float(value) => Ok(Number::Float(value)),
+            Argument::Int(value) => Ok(Number::Int(value)),
+            Argument::Bool(value) => Ok(Number::Bool(value)),
             _ => self.wrong(index, "a constant number"),
         }
     }

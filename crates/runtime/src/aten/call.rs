@@ -352,7 +352,7 @@ impl<'b> Call<'b> {
         let storage = &self.request.storages[number];
         let element = value.element();
         let count = (storage.bytes / element.size() as u64) as i64;
-        let whole = storage.bytes % element.size() as u64 == 0;
+        let whole = storage.bytes.is_multiple_of(element.size() as u64);
         if let Some(order) = view::memory_order(view, count).filter(|_| whole) {
             return Ok(value.transpose(&order));
         }

@@ -119,9 +119,8 @@ impl Device {
             .map(|dim| format!("{dim}x"))
             .collect();
         let of = format!("tensor<{dims}{}>", element.name());
-        let text = format!(
-            "module @copy {{ func.func @main(%a: {of}) -> {of} {{ return %a : {of} }} }}"
-        );
+        let text =
+            format!("module @copy {{ func.func @main(%a: {of}) -> {of} {{ return %a : {of} }} }}");
         let program = self.executor.compile("copy", text.as_bytes())?;
         let outputs = self
             .executor
@@ -151,7 +150,7 @@ impl Device {
             return Err(Error::Size { expected, found });
         }
         let held = Arc::new(Held::new(buffer, of, found));
-        let _old = std::mem::replace(&mut state.held, Some(held));
+        let _old = state.held.replace(held);
         Ok(())
     }
 
@@ -175,7 +174,9 @@ impl Device {
         let mut distinct = SmallVec::<[&Cell; 4]>::new();
         let mut places = SmallVec::<[usize; 4]>::new();
         for cell in cells {
-            let known = distinct.iter().position(|other| std::ptr::eq(*other, *cell));
+            let known = distinct
+                .iter()
+                .position(|other| std::ptr::eq(*other, *cell));
             places.push(known.unwrap_or(distinct.len()));
             if known.is_none() {
                 distinct.push(cell);
@@ -196,9 +197,9 @@ impl Device {
         if let Some(error) = failed {
             result = Err(error);
         } else {
-            let started = self
-                .executor
-                .host_work(name, buffers, move |host| work(CellWork { work: host, places }));
+            let started = self.executor.host_work(name, buffers, move |host| {
+                work(CellWork { work: host, places })
+            });
             buffers = started.unwrap_or_else(|refused| {
                 result = Err(refused.error.into());
                 refused.buffers

@@ -76,5 +76,6 @@ pub fn is_available() -> bool {
 /// plugin was asked for. A plugin for the CPU that merely is installed makes the device
 /// available, but not the one that torch chooses where none is named.
 pub fn is_preferred() -> bool {
-    is_available() && (has_tpu() || Config::get().plugin.is_some() || Config::get().virtual_slice.is_some())
+    is_available()
+        && (has_tpu() || Config::get().plugin.is_some() || Config::get().virtual_slice.is_some())
 }

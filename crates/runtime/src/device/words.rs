@@ -28,7 +28,8 @@ use std::sync::Arc;
 use super::Error;
 use super::interned::BufferType;
 use crate::aten::{
-    Argument, Destination, Kind, Number, Operand, Precision, Request, ResultType, Scalar, StorageType, View,
+    Argument, Destination, Kind, Number, Operand, Precision, Request, ResultType, Scalar,
+    StorageType, View,
 };
 use crate::pjrt::ElementType;
 

@@ -33,7 +33,10 @@ impl Job {
             return Ok(());
         };
         poll_fn(|_| memory.get().map_or(Poll::Pending, |_| Poll::Ready(()))).await;
-        let blocks = memory.get().expect("ready").map_err(|reason| reason.to_owned());
+        let blocks = memory
+            .get()
+            .expect("ready")
+            .map_err(|reason| reason.to_owned());
         blocks
             .and_then(|blocks| {
                 self.call.input.resolve(blocks)?;

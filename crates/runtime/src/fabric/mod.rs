@@ -13,10 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::arena::Arena;
 use crate::config::{Config, TransportChoice};
 use crate::link::{AnySource, Link};
 use crate::sync::{Doorbell, Inbox, publish_fence};
-use crate::arena::Arena;
 use crate::transport::region::{Mapping, OwnRegion};
 use crate::transport::ring::RING_FOOTPRINT;
 use crate::wire::{Control, ProcessInfo, VERSION};

@@ -76,7 +76,7 @@ pub(super) static ROWS: &[OperatorRow] = &[
             zero.select(product.zeros(), product)
         })
     }),
-    OperatorRow::new("pow.Tensor_Scalar", |call| power_by_constant(call)).constants(&[1]),
+    OperatorRow::new("pow.Tensor_Scalar", power_by_constant).constants(&[1]),
     OperatorRow::new("pow.Tensor_Tensor", |call| {
         map(call, [0, 1], |[a, b]| a.power(b))
     }),

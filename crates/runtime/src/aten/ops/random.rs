@@ -22,9 +22,9 @@ pub(super) static ROWS: &[OperatorRow] = &[
         Ok(normal(call)? * deviation + mean)
     })
     .random(),
-    OperatorRow::new("normal.Tensor_float", |call| normal_of(call)).random(),
-    OperatorRow::new("normal.float_Tensor", |call| normal_of(call)).random(),
-    OperatorRow::new("normal.Tensor_Tensor", |call| normal_of(call)).random(),
+    OperatorRow::new("normal.Tensor_float", normal_of).random(),
+    OperatorRow::new("normal.float_Tensor", normal_of).random(),
+    OperatorRow::new("normal.Tensor_Tensor", normal_of).random(),
     OperatorRow::new("log_normal_", |call| {
         let (mean, deviation) = (call.float(1)?, call.float(2)?);
         Ok((normal(call)? * deviation + mean).exp())
