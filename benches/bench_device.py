@@ -264,9 +264,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="training steps of each peer")
     arguments = parser.parse_args()
-    if not tpu.is_available():
-        print("no device: pip install lammps-jax-pjrt-cpu")
-        return
     operators()
     print()
     steps(arguments.steps)

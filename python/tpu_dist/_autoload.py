@@ -1,8 +1,8 @@
 """What happens at ``import torch``: next to nothing.
 
 The device "tpu" gets its name, and what torch asks of a device; it is opened when it is first
-used. The process group backend is registered when its name is first used, by the entry point
-group ``torch.distributed.backends``.
+used. The process group backend is registered as its default; where there is no such device,
+when its name is first used, by the entry point group ``torch.distributed.backends``.
 
 Another package may claim the same names, TorchTPU on a TPU host for one, and does so
 while torch is being imported. Whoever registered the backend before the first use keeps the
@@ -104,6 +104,9 @@ def _register_device() -> None:
     from tpu_dist import tpu
 
     torch._register_device_module(_DEVICE, tpu)
+    # The device's default must be known to groups whose backend nobody names.
+    if torch.distributed.is_available() and NAME.upper() not in torch.distributed.Backend._plugins:
+        register()
     _name_device_for_dlpack()
 
 

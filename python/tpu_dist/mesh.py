@@ -96,7 +96,7 @@ def init_device_mesh(
             (see :func:`tpu_dist.topology.from_environment`).
         dcn_shape: How many slices each axis spans; without it the best is looked for.
         traffic: What the axes carry, see :func:`place`.
-        device_type: By default ``tpu`` where that device exists, otherwise ``cpu``.
+        device_type: By default ``tpu`` on a TPU and in a virtual slice, otherwise ``cpu``.
         ranks: The rank of each device of ``topology.devices()``, where they are not
             numbered in that order (Ray does not).
 
@@ -126,6 +126,6 @@ def init_device_mesh(
             )
         order = torch.tensor(ranks)[order]
     if device_type is None:
-        named = torch._C._get_privateuse1_backend_name() == "tpu" and hasattr(torch, "tpu")
-        device_type = "tpu" if named else "cpu"
+        # Torch's choice where none is named, which is the CPU where the device is merely there.
+        device_type = "tpu" if torch._C._get_accelerator().type == "tpu" else "cpu"
     return DeviceMesh(device_type, order.reshape(tuple(shape)), mesh_dim_names=tuple(names))

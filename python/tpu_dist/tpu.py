@@ -16,11 +16,14 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tpu_dist._backend import load
+
+if TYPE_CHECKING:
+    from tpu_dist.topology import Topology
 
 _native = load().device
 
@@ -88,13 +91,13 @@ def _index(device: Device) -> int:
 
 
 def is_available() -> bool:
-    """Whether there is a device to run on. Does not open it.
+    """Whether this process is meant to run on the device. Does not open it.
 
-    Torch itself chooses the device where none is named (:func:`torch.accelerator` aside) on a
-    host with a TPU, in a virtual slice (``TPU_DIST_VIRTUAL_SLICE``), or with a plugin named in
-    ``TPU_DIST_PJRT_PLUGIN``.
+    So it is on a host with a TPU, in a virtual slice (``TPU_DIST_VIRTUAL_SLICE``), and with a
+    plugin named in ``TPU_DIST_PJRT_PLUGIN``; torch then chooses the device where none is named.
+    Elsewhere tensors can be put on the device all the same, if a plugin for the CPU is installed.
     """
-    return bool(_native.is_available())
+    return bool(_native.is_preferred())
 
 
 def is_initialized() -> bool:
@@ -123,7 +126,7 @@ def _is_in_bad_fork() -> bool:
 
 def device_count() -> int:
     """1, or 0 where there is nothing to run on."""
-    return int(is_available())
+    return int(_native.is_available())
 
 
 def current_device() -> int:
@@ -170,7 +173,10 @@ class DeviceProperties:
     """What the device is.
 
     ``total_memory`` is in bytes, 0 where the plugin does not tell. ``virtual`` says that the
-    TPU is only modelled, and programs run on this host's CPU.
+    TPU is only modelled, and programs run on this host's CPU; memory is then what the TPU
+    has, and ``attributes`` say where the rank of the environment (``RANK``) is:
+    ``coords`` of its chip (x, y, z), ``core_on_chip``, ``slice_index`` and ``process_index``
+    (its host), under the names that libtpu gives them.
     """
 
     name: str
@@ -183,27 +189,52 @@ class DeviceProperties:
 
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
-    """What the device is. Opens it."""
+    """What the device is. Opens it.
+
+    Raises:
+        ValueError: the environment names no legal slice, or one with too few devices.
+    """
     _index(device)
     found = _native.properties()
     on_tpu = found["platform"] == "tpu"
     name = found["kind"] if on_tpu else f"XLA {found['platform'].upper()}"
-    virtual = False
-    if not on_tpu and os.environ.get("TPU_DIST_VIRTUAL_SLICE"):
-        from tpu_dist.topology import from_environment
+    memory = _native.memory_stats().get("device.bytes_limit", 0)
+    attributes = dict(found["attributes"])
+    virtual = not on_tpu and bool(os.environ.get("TPU_DIST_VIRTUAL_SLICE"))
+    if virtual:
+        from tpu_dist.topology import Topology
 
-        topology = from_environment()
-        if topology is not None:
-            name, virtual = f"TPU {topology.generation}", True
+        topology = Topology(os.environ["TPU_DIST_VIRTUAL_SLICE"])
+        name, memory = f"TPU {topology.generation}", topology.memory_per_device
+        attributes |= _place(topology)
     return DeviceProperties(
         name=name,
         platform=found["platform"],
         platform_version=found["platform_version"],
-        total_memory=_native.memory_stats().get("device.bytes_limit", 0),
+        total_memory=memory,
         virtual=virtual,
         launch_blocking=found["launch_blocking"],
-        attributes=found["attributes"],
+        attributes=attributes,
     )
+
+
+def _place(topology: Topology) -> dict[str, Any]:
+    """Where the rank of the environment is in ``topology``; nothing where it names no rank."""
+    rank = os.environ.get("RANK")
+    if rank is None:
+        return {}
+    if int(rank) >= topology.device_count:
+        raise ValueError(
+            f"TPU_DIST_VIRTUAL_SLICE: {topology.name} has {topology.device_count} devices, "
+            f"this is rank {rank}"
+        )
+    _, x, y, z, core, process, slice_index = topology.devices()[int(rank)]
+    return {
+        "coords": [x, y, z],
+        "core_on_chip": core,
+        "process_index": process,
+        "slice_index": slice_index,
+    }
 
 
 def get_device_name(device: Device = None) -> str:

@@ -159,12 +159,75 @@ def same(me):
     assert on_device.all()
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_values(world):
-    """Results equal those on the CPU, for contiguous tensors and for views."""
-    with Ranks(world, init={"timeout": 60}) as ranks:
+@pytest.mark.parametrize(
+    ("world", "collectives"), [(2, "auto"), (4, "auto"), (2, "copies"), (2, "programs")]
+)
+def test_values(world, collectives):
+    """Results equal those on the CPU, for contiguous tensors and for views: in place, and by way
+    of copies as on a TPU where there is no program. (Several processes have none on a CPU.)"""
+    env = {"TPU_DIST_DEVICE_COLLECTIVES": collectives}
+    with Ranks(world, init={"timeout": 60}, env=env) as ranks:
         outcomes = ranks.run(same, deadline=200)
         assert all(o.ok for o in outcomes), [str(o) for o in outcomes if not o.ok]
+
+
+PROGRAMS = [
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "all_gather",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "gather",
+    "scatter",
+]
+
+
+def run_programs(me):
+    """The groups of one rank that a TPU runs as programs, beside the CPU; how many were
+    compiled."""
+    made = 0
+    for name in PROGRAMS:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64):
+            for layout in ("contiguous", "transposed", "part"):
+                x = data((3, 2), dtype, 0, layout)
+                expected = CASES[name](me, x.clone())
+                before = compiled()
+                got = CASES[name](me, x.to("tpu"))
+                made += compiled() - before
+                assert torch.equal(got.cpu(), expected), (name, dtype, layout)
+    x = torch.arange(6.0, device="tpu")
+    dist.all_reduce(x, op=dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(x.cpu(), torch.arange(6.0) / 2)
+    dist.reduce(x, 0, op=OP.AVG)
+    output = torch.empty_like(x)
+    dist.all_to_all_single(output, x)
+    assert torch.equal(output.cpu(), torch.arange(6.0) / 2)
+    flags = torch.tensor([True, False], device="tpu")
+    dist.all_reduce(flags, op=OP.BAND)
+    assert flags.tolist() == [True, False]
+    empty = torch.ones(0, device="tpu")
+    dist.all_reduce(empty)
+    return made
+
+
+def compiled():
+    """Programs asked for so far that were not in memory."""
+    stats = torch.tpu.compile_stats()
+    return stats["disk_hits"] + stats["misses"]
+
+
+def test_collectives_as_programs():
+    """What a TPU would run, on one device; with copies there are fewer programs."""
+    made = {}
+    for collectives in ("programs", "copies"):
+        env = {"TPU_DIST_DEVICE_COLLECTIVES": collectives}
+        with Ranks(1, init={"timeout": 60}, env=env) as ranks:
+            (outcome,) = ranks.run(run_programs, deadline=200)
+            assert outcome.ok, str(outcome)
+            made[collectives] = outcome.value
+    # One at least for each operation and type, as the sizes are the same.
+    assert made["programs"] >= made["copies"] + 4 * len(PROGRAMS)
 
 
 def does_not_wait(me):

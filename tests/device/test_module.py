@@ -26,7 +26,6 @@ def test_it_is_the_accelerator():
     assert torch.tpu.device_count() == 1
     assert torch.tpu.current_device() == 0
     assert torch.accelerator.current_accelerator() == torch.device("tpu")
-    assert torch.accelerator.is_available()
     assert torch.accelerator.device_count() == 1
     assert torch.get_device_module("tpu") is torch.tpu
     with torch.tpu.device(0):
@@ -39,11 +38,27 @@ def test_it_is_the_accelerator():
 
 
 def test_it_is_chosen_where_it_is_asked_for():
-    code = "import torch; print(torch.tpu.is_available(), torch._C._get_accelerator())"
+    code = "import torch; print(torch.accelerator.is_available(), torch._C._get_accelerator())"
     assert child(code, TPU_DIST_VIRTUAL_SLICE="v5p:2x2x1").stdout.split() == ["True", "tpu"]
     without = dict.fromkeys(("TPU_DIST_VIRTUAL_SLICE", "TPU_DIST_PJRT_PLUGIN"), "")
-    expected = "tpu" if torch.tpu.get_device_properties().platform == "tpu" else "cpu"
-    assert child(code, **without).stdout.split() == ["True", expected]
+    on_tpu = torch.tpu.get_device_properties().platform == "tpu"
+    expected = ["True", "tpu"] if on_tpu else ["False", "cpu"]
+    assert child(code, **without).stdout.split() == expected
+
+
+def test_groups_without_a_backend_have_that_of_the_device():
+    code = """
+        import os, torch, torch.distributed as dist
+        store = dist.HashStore()
+        dist.init_process_group(store=store, rank=0, world_size=1)
+        group = dist.group.WORLD
+        print([(d.type, group._get_backend(d).name()) for d in group._device_types])
+        dist.destroy_process_group()
+    """
+    done = child(code, TPU_DIST_VIRTUAL_SLICE="v5p:1x1x1")
+    assert done.stdout.strip() == "[('tpu', 'tpu_dist')]", done.stderr
+    without = dict.fromkeys(("TPU_DIST_VIRTUAL_SLICE", "TPU_DIST_PJRT_PLUGIN"), "")
+    assert child(code, **without).stdout.strip() == "[('cpu', 'gloo')]"
 
 
 def test_properties():

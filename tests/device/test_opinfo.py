@@ -11,6 +11,7 @@ import opinfo_cases
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
+from tpu_dist._backend import load
 
 ALL = os.environ.get("TPU_DIST_TEST_ALL") == "1"
 # float32 stands for the types that behave as it does.
@@ -82,7 +83,7 @@ def compare(got, expected, what, tolerance):
         pytest.param(
             op, dtype, id=f"{opinfo_cases.name(op)}-{str(dtype).removeprefix('torch.')}"
         )
-        for op, dtype in (opinfo_cases.cases() if torch.tpu.is_available() else ())
+        for op, dtype in (opinfo_cases.cases() if load().device.is_available() else ())
     ],
 )
 def test_operator(op, dtype):

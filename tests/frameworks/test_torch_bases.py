@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from unittest import mock
 
 import torch
 from harness import BACKEND
@@ -11,13 +12,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
-from torch.testing._internal import common_fsdp
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 from torch.testing._internal.distributed._tensor.common_dtensor import (
     DTensorContinuousTestBase,
     ModelArgs,
     Transformer,
 )
+
+# The bases decide at once where tensors are: here on the CPU.
+with mock.patch("torch.accelerator.is_available", return_value=False):
+    from torch.testing._internal import common_fsdp
 
 
 class OnBackend:

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{Device, Error, Slice};
+use crate::{Device, Error, Generation, Shape, Slice};
 
 /// One or more equal slices. With one it is just that slice.
 ///
@@ -38,6 +38,39 @@ impl MultiSlice {
             });
         }
         Ok(MultiSlice { slice, count })
+    }
+
+    /// The job whose devices libtpu shows as `devices`, of a given kind (`TPU v5` for example);
+    /// `None` where they are not those of whole slices. Wrap and twist do not show: they are
+    /// what machines of that shape have.
+    pub fn recognize(kind: &str, devices: &[Device]) -> Option<MultiSlice> {
+        let generation = Generation::ALL
+            .into_iter()
+            .find(|generation| generation.spec().kind == kind)?;
+        let most = |of: fn(&Device) -> u32| devices.iter().map(of).max().map(|most| most + 1);
+        let extents = |devices: &[Device]| {
+            let along = |axis: usize| {
+                devices
+                    .iter()
+                    .map(move |device| device.coords.0[axis])
+                    .max()
+            };
+            Some([along(0)? + 1, along(1)? + 1, along(2)? + 1])
+        };
+        let [x, y, z] = extents(devices)?;
+        let first: Vec<Device> = (devices.iter().copied())
+            .filter(|device| device.process == 0)
+            .collect();
+        let slice = Slice::new(generation, Shape::new3(x, y, z))
+            .ok()?
+            .with_devices_per_chip(most(|device| device.core)?)
+            .ok()?
+            .with_chips_per_host(extents(&first)?)
+            .ok()?;
+        let job = MultiSlice::new(slice, most(|device| device.slice)?).ok()?;
+        let mut found = devices.to_vec();
+        found.sort_unstable_by_key(|device| (device.process, device.id));
+        (job.devices() == found).then_some(job)
     }
 
     /// What each slice is.

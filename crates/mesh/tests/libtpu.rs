@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use tpu_dist_mesh::{Coord, Generation, MultiSlice, Slice};
+use tpu_dist_mesh::{Coord, Device, Generation, MultiSlice, Slice};
 
 fn array3(value: &Value) -> [u32; 3] {
     std::array::from_fn(|axis| value[axis].as_u64().unwrap() as u32)
@@ -82,6 +82,24 @@ fn devices_equal_all_dumps() {
             .collect();
         let theirs: Vec<Vec<i64>> = serde_json::from_value(dump["devices"].clone()).unwrap();
         assert_eq!(ours, theirs, "{name} {options}");
+
+        let number = |value: i64| u32::try_from(value.max(0)).unwrap();
+        let mut devices: Vec<Device> = theirs
+            .iter()
+            .map(|row| Device {
+                id: number(row[0]),
+                coords: Coord([row[1], row[2], row[3]].map(number)),
+                core: number(row[4]),
+                process: number(row[5]),
+                slice: number(row[6]),
+            })
+            .collect();
+        devices.reverse();
+        let recognized = MultiSlice::recognize(spec.kind, &devices).expect(name);
+        assert_eq!(recognized.devices(), job.devices(), "{name} {options}");
+        assert_eq!(recognized.slice().shape(), job.slice().shape(), "{name}");
+        devices[0].id += 1;
+        assert_eq!(MultiSlice::recognize(spec.kind, &devices), None, "{name}");
         compared += 1;
     }
     assert_eq!(compared, 60);

@@ -148,6 +148,7 @@ class Places {
     const size_t index = found - cells_.begin();
     if (found == cells_.end()) {
       cells_.push_back(cell);
+      tensors_.push_back(tensor);
     }
     return ffi::deferred_address(index, tensor.storage_offset() * tensor.itemsize());
   }
@@ -157,8 +158,30 @@ class Places {
     return {cells_.data(), cells_.size()};
   }
 
+  at::TensorOptions options(at::ScalarType type) const {
+    return tensors_.front().options().dtype(type).requires_grad(false);
+  }
+
+  // A segment of the device as a tensor: elements in a row.
+  at::Tensor view(const ffi::Segment& segment, at::ScalarType type) const {
+    const auto place = ffi::deferred_place(segment.address);
+    const size_t width = c10::elementSize(type);
+    return at::empty({0}, options(type))
+        .set_(
+            tensors_[place[0]].storage(), place[1] / width,
+            {static_cast<int64_t>(segment.bytes / width)}, {1});
+  }
+
+  // From now on all is on the host.
+  void clear() {
+    cells_.clear();
+    tensors_.clear();
+  }
+
  private:
   c10::SmallVector<size_t, 4> cells_;
+  // One on each storage.
+  c10::SmallVector<at::Tensor, 4> tensors_;
 };
 
 // One side of a call: pieces of memory.
@@ -214,6 +237,14 @@ class Side {
     return {segments_.data(), segments_.size()};
   }
 
+  // The segments, one after the other, from `address` on.
+  void move_to(uintptr_t address) {
+    for (auto& segment : segments_) {
+      segment.address = address;
+      address += segment.bytes;
+    }
+  }
+
   rust::Slice<const uint32_t> ends() const {
     return {ends_.data(), ends_.size()};
   }
@@ -223,6 +254,14 @@ class Side {
   c10::SmallVector<ffi::Segment, 8> segments_;
   c10::SmallVector<uint32_t, 8> ends_;
 };
+
+} // namespace
+
+namespace {
+
+bool works_in_place() {
+  return device::call([] { return ffi::works_in_place(); });
+}
 
 } // namespace
 
@@ -315,6 +354,80 @@ class Buffers {
     return places_.cells();
   }
 
+  // What the rank brings, in a row of `count` elements that is all of its storage.
+  at::Tensor line(int64_t count) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto segments = input.segments();
+    if (segments.size() == 1) {
+      auto only = places_.view(segments[0], type());
+      if (only.numel() == count && device::covers_storage(only)) {
+        return only;
+      }
+    }
+    auto line = empty_line(count);
+    int64_t at = 0;
+    for (const auto& segment : segments) {
+      const auto part = places_.view(segment, type());
+      line.narrow(0, at, part.numel()).copy_(part);
+      at += part.numel();
+    }
+    return line;
+  }
+
+  at::Tensor empty_line(int64_t count) const {
+    return at::empty({count}, places_.options(type()));
+  }
+
+  // Takes what the rank receives from the start of a row.
+  void take(const at::Tensor& line) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    int64_t at = 0;
+    for (const auto& segment : output.segments()) {
+      const auto part = places_.view(segment, type());
+      part.copy_(line.narrow(0, at, part.numel()));
+      at += part.numel();
+    }
+  }
+
+  // Replaces memory of the device by copies on the host, which are copied back at the end.
+  void move_to_host() {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto sent = line(input.bytes() / c10::elementSize(type())).cpu();
+    const auto received = at::empty(
+        {static_cast<int64_t>(output.bytes() / c10::elementSize(type()))},
+        sent.options());
+    int64_t at = 0;
+    for (const auto& segment : output.segments()) {
+      const auto part = places_.view(segment, type());
+      tensors.copies.emplace_back(part, received.narrow(0, at, part.numel()));
+      at += part.numel();
+    }
+    // Parts of a tensor that is not plain are copied on to it: theirs come first.
+    std::rotate(
+        tensors.copies.begin(), tensors.copies.end() - output.segments().size(),
+        tensors.copies.end());
+    input.move_to(reinterpret_cast<uintptr_t>(sent.const_data_ptr()));
+    output.move_to(reinterpret_cast<uintptr_t>(received.const_data_ptr()));
+    tensors.held.push_back(sent);
+    tensors.held.push_back(received);
+    places_.clear();
+  }
+
+  // A copy on the host of a tensor of the device, or memory for its new content.
+  at::Tensor on_host(const at::Tensor& tensor, bool read) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto plain = read
+        ? tensor.resolve_conj().resolve_neg().cpu().contiguous()
+        : at::empty(
+              tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
+    tensors.held.push_back(plain);
+    if (!read) {
+      // Before it is copied on to a tensor that is not plain.
+      tensors.copies.insert(tensors.copies.begin(), {tensor, plain});
+    }
+    return plain;
+  }
+
   // Notes what the profiler is to see, where it looks.
   void profile(at::ArrayRef<at::Tensor> inputs) {
     if (at::hasCallbacks()) {
@@ -349,6 +462,11 @@ class Buffers {
     tensors.held.push_back(plain);
     tensors.copies.emplace_back(tensor, plain);
     return plain;
+  }
+
+  // What elements are, bytes where they differ.
+  at::ScalarType type() const {
+    return dtype_of(*first_) == dtype ? *first_ : at::kByte;
   }
 
   const char* operation_;
@@ -769,6 +887,31 @@ WorkPointer ProcessGroupTpuDist::endCoalescing() {
   return c10::make_intrusive<CoalescedWork>(std::exchange(coalesced_, {}));
 }
 
+bool ProcessGroupTpuDist::run_program(Buffers& buffers, const ffi::Call& call) {
+  ffi::Failure failure{};
+  const auto plan = group_->plan(
+      call,
+      buffers.input.segments(),
+      buffers.input.ends(),
+      buffers.output.segments(),
+      buffers.output.ends(),
+      failure);
+  if (failure.code != ffi::Code::Ok) {
+    raise(failure);
+  }
+  if (!plan->exists()) {
+    return false;
+  }
+  const auto input = buffers.line(plan->input());
+  const auto output = buffers.empty_line(plan->output());
+  const auto cell = [](const at::Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(&device::cell_of(tensor));
+  };
+  device::call([&] { plan->launch(cell(input), cell(output)); });
+  buffers.take(output);
+  return true;
+}
+
 WorkPointer ProcessGroupTpuDist::run(
     Buffers& buffers,
     ffi::Call call,
@@ -778,6 +921,14 @@ WorkPointer ProcessGroupTpuDist::run(
     bool asynchronous) {
   timeout = resolve(timeout);
   call.timeout_ms = timeout.count();
+  bool is_program = false;
+  if (!buffers.cells().empty() && !works_in_place() &&
+      !estimating_.load(std::memory_order_relaxed)) {
+    is_program = run_program(buffers, call);
+    if (!is_program) {
+      buffers.move_to_host();
+    }
+  }
   // What follows on the device waits for the operation by itself.
   const bool on_device = !buffers.cells().empty();
   call.asynchronous = !on_device &&
@@ -789,6 +940,12 @@ WorkPointer ProcessGroupTpuDist::run(
       buffers.profiled,
       std::move(buffers.tensors),
       timeout == c10d::kUnsetTimeout ? options_->timeout : timeout);
+  if (is_program) {
+    // The order of programs does the rest.
+    work->complete(ffi::Failure{ffi::Code::Ok, {}});
+    collect(work);
+    return work;
+  }
   if (estimate(buffers, call.kind, -1)) {
     work->complete(ffi::Failure{ffi::Code::Ok, {}});
     return work;
@@ -1319,8 +1476,13 @@ WorkPointer ProcessGroupTpuDist::run_point_to_point(
   Buffers buffers(name);
   buffers.check("tensors", tensors[0]);
   buffers.profile(tensors);
-  const auto memory =
-      sends ? buffers.read(tensors[0]) : buffers.write("tensors", tensors[0]);
+  const bool copied = !tensors[0].is_cpu() && !works_in_place();
+  auto memory = !sends ? buffers.write("tensors", tensors[0])
+      : copied         ? tensors[0]
+                       : buffers.read(tensors[0]);
+  if (copied) {
+    memory = buffers.on_host(memory, sends);
+  }
   buffers.tensors.results.push_back(tensors[0]);
   auto work = c10::make_intrusive<Work>(
       state_, type, title, buffers.profiled, std::move(buffers.tensors), options_->timeout);

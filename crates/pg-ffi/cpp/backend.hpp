@@ -186,6 +186,8 @@ class ProcessGroupTpuDist final : public c10d::Backend {
       const char* title,
       std::chrono::milliseconds timeout,
       bool asynchronous);
+  // Runs a collective as a program of the device; false where there is none.
+  bool run_program(Buffers& buffers, const ffi::Call& call);
   c10::intrusive_ptr<c10d::Work> run_point_to_point(
       std::vector<at::Tensor>& tensors,
       int peer,

@@ -149,6 +149,7 @@ pub(crate) mod ffi {
     extern "Rust" {
         type Group;
         type Operation;
+        type Plan;
 
         unsafe fn create_group(
             spec: &GroupSpec,
@@ -185,6 +186,29 @@ pub(crate) mod ffi {
         ) -> Launch;
         /// Stands for the byte at `offset` of the storage number `cell` of a call.
         fn deferred_address(cell: usize, offset: usize) -> usize;
+        /// What `deferred_address` was given.
+        fn deferred_place(address: usize) -> [usize; 2];
+        /// Whether collectives work in place on storages of the device.
+        fn works_in_place() -> Result<bool>;
+        /// How the device carries out a collective; what the segments' addresses are does not
+        /// matter.
+        fn plan(
+            self: &Group,
+            call: &Call,
+            input: &[Segment],
+            input_ends: &[u32],
+            output: &[Segment],
+            output_ends: &[u32],
+            failure: &mut Failure,
+        ) -> Box<Plan>;
+        /// False: by way of the host.
+        fn exists(self: &Plan) -> bool;
+        /// Elements that the program takes.
+        fn input(self: &Plan) -> u64;
+        /// Elements of its result.
+        fn output(self: &Plan) -> u64;
+        /// Starts the program on the storages at two addresses, of so many elements.
+        unsafe fn launch(self: &Plan, input: usize, output: usize) -> Result<()>;
         /// Whether the ranks of the group reach each other's memory.
         fn shares_memory(self: &Group) -> bool;
         /// Microseconds that a collective would take, or with a `peer` of 0 or more a
@@ -339,6 +363,12 @@ fn open_device() -> Result<&'static device::Device, Error> {
     device::get().map_err(|error| Error::Resource(error.to_string()))
 }
 
+fn deferred_place(address: usize) -> [usize; 2] {
+    let segment = segment(ffi::Segment { address, bytes: 0 });
+    let (cell, offset) = segment.place().expect("from `deferred_address`");
+    [cell, offset]
+}
+
 /// # Safety
 /// `address` is that of a storage that outlives the call.
 unsafe fn cell<'a>(address: usize) -> &'a device::Cell {
@@ -458,6 +488,22 @@ fn pieces(segments: &[ffi::Segment], ends: &[u32]) -> Pieces {
     pieces
 }
 
+fn runtime_call(call: &ffi::Call, input: Pieces, output: Pieces) -> runtime::Call {
+    runtime::Call {
+        kind: collectives::Kind::from_code(call.kind.repr).expect("mirrored codes"),
+        op: reduce_op(call.op, call.factor),
+        dtype: dtype(call.dtype),
+        root: call.root,
+        tensors: call.tensors,
+        shape: shape(call.shape),
+        input,
+        output,
+        memory: None,
+        timeout: timeout(call.timeout_ms),
+        asynchronous: call.asynchronous,
+    }
+}
+
 fn shape(shape: ffi::Shape) -> runtime::Shape {
     runtime::Shape::new(shape.dims as usize, shape.sizes)
 }
@@ -516,19 +562,7 @@ impl Group {
     ) -> ffi::Launch {
         // SAFETY: passed on from the caller.
         let completion = unsafe { completion(work) };
-        let call = runtime::Call {
-            kind: collectives::Kind::from_code(call.kind.repr).expect("mirrored codes"),
-            op: reduce_op(call.op, call.factor),
-            dtype: dtype(call.dtype),
-            root: call.root,
-            tensors: call.tensors,
-            shape: shape(call.shape),
-            input: pieces(input, input_ends),
-            output: pieces(output, output_ends),
-            memory: None,
-            timeout: timeout(call.timeout_ms),
-            asynchronous: call.asynchronous,
-        };
+        let call = runtime_call(call, pieces(input, input_ends), pieces(output, output_ends));
         launch(guarded(|| {
             if cells.is_empty() {
                 // SAFETY: passed on from the caller.
@@ -569,6 +603,24 @@ impl Group {
             // SAFETY: the caller names a live storage, with which comes a deferred segment.
             [at, ..] => unsafe { open_device()?.message(&self.0, call, cell(*at)) },
         }))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
+    fn plan(
+        &self,
+        call: &ffi::Call,
+        input: &[ffi::Segment],
+        input_ends: &[u32],
+        output: &[ffi::Segment],
+        output_ends: &[u32],
+        failure: &mut ffi::Failure,
+    ) -> Box<Plan> {
+        let call = runtime_call(call, pieces(input, input_ends), pieces(output, output_ends));
+        let plan = guarded(|| open_device()?.plan(&self.0, &call));
+        Box::new(Plan(plan.unwrap_or_else(|said| {
+            *failure = said;
+            None
+        })))
     }
 
     fn estimate(&self, kind: ffi::Kind, bytes: u64, peer: i32, failure: &mut ffi::Failure) -> f64 {
@@ -615,6 +667,36 @@ impl Group {
     fn shutdown(&self) {
         self.0.shutdown();
     }
+}
+
+/// How the device carries out a collective, if it does.
+struct Plan(Option<device::Plan>);
+
+impl Plan {
+    fn exists(&self) -> bool {
+        self.0.is_some()
+    }
+
+    fn input(&self) -> u64 {
+        self.0.as_ref().map_or(0, device::Plan::input)
+    }
+
+    fn output(&self) -> u64 {
+        self.0.as_ref().map_or(0, device::Plan::output)
+    }
+
+    /// # Safety
+    /// The addresses are those of storages that outlive the call.
+    unsafe fn launch(&self, input: usize, output: usize) -> Result<(), device::Error> {
+        let Some(plan) = &self.0 else { return Ok(()) };
+        // SAFETY: the caller's word.
+        let (input, output) = unsafe { (cell(input), cell(output)) };
+        plan.launch(device::get()?, input, output)
+    }
+}
+
+fn works_in_place() -> Result<bool, device::Error> {
+    Ok(device::get()?.works_in_place())
 }
 
 impl Operation {

@@ -242,6 +242,13 @@ impl Topology {
         self.job.slice().generation().spec().link_bandwidth
     }
 
+    /// Bytes of memory of one device.
+    #[getter]
+    fn memory_per_device(&self) -> u64 {
+        let slice = self.job.slice();
+        slice.generation().spec().hbm_bytes / u64::from(slice.devices_per_chip())
+    }
+
     /// Bytes a second of a host's data-center network, one way.
     #[getter]
     fn dcn_bandwidth_per_host(&self) -> f64 {

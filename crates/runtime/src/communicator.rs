@@ -12,10 +12,11 @@ use tpu_dist_collectives::algorithm::Transport;
 use tpu_dist_collectives::estimate::Estimator;
 use tpu_dist_collectives::{Kind, Signature};
 
-use crate::call::{Call, MessageCall, Segment, Shape};
+use crate::call::{Call, MessageCall, Pieces, Segment, Shape};
 use crate::check::{check, check_peer};
 use crate::config::Config;
 use crate::deferred::Deferred;
+use crate::device::Members;
 use crate::engine::local::{self, Local};
 use crate::engine::net::Net;
 use crate::engine::{Failure, Job};
@@ -171,6 +172,8 @@ pub(crate) struct Group {
     shut_down: AtomicBool,
     stats: Stats,
     children: Mutex<Vec<Weak<Group>>>,
+    /// Where the ranks' devices are, once that was asked.
+    members: OnceLock<Arc<Members>>,
 }
 
 /// A group of ranks: collectives and messages among them.
@@ -252,16 +255,58 @@ impl Communicator {
         call: Call,
         completion: Option<Box<dyn Completion>>,
     ) -> Result<Arc<Operation>, Error> {
-        let group = &self.group;
-        group.check_usable(call.kind.name())?;
-        let (signature, reducer) = check(&call, group.spec.rank, group.spec.size)?;
+        self.group.check_usable(call.kind.name())?;
+        let (signature, reducer) = check(&call, self.rank(), self.size())?;
+        let bytes = call.input.bytes().max(call.output.bytes());
         let job = Job {
             call,
             signature,
             reducer,
         };
+        // SAFETY: passed on.
+        unsafe { self.start(job, bytes, completion) }
+    }
+
+    /// Waits until all ranks are about to carry out `call`, by other means than the host's, and
+    /// mean the same by it.
+    ///
+    /// # Errors
+    /// As a collective: wrong arguments, ranks that call something else, do not come or are lost.
+    pub(crate) fn agree(&self, call: &Call) -> Result<(), Error> {
+        self.group.check_usable(call.kind.name())?;
+        let (signature, _) = check(call, self.rank(), self.size())?;
+        let bytes = call.input.bytes().max(call.output.bytes());
+        let job = Job {
+            call: Call {
+                kind: Kind::Barrier,
+                op: None,
+                input: Pieces::new(),
+                output: Pieces::new(),
+                memory: None,
+                asynchronous: false,
+                ..call.clone()
+            },
+            signature,
+            reducer: None,
+        };
+        // SAFETY: there is no segment.
+        let operation = unsafe { self.start(job, bytes, None) }?;
+        operation.result().unwrap_or(Ok(()))
+    }
+
+    /// Starts a checked collective on `bytes` bytes.
+    ///
+    /// # Safety
+    /// As [`Communicator::collective`].
+    #[inline]
+    unsafe fn start(
+        &self,
+        job: Job,
+        bytes: usize,
+        completion: Option<Box<dyn Completion>>,
+    ) -> Result<Arc<Operation>, Error> {
+        let group = &self.group;
         let asynchronous = job.call.asynchronous;
-        let bytes = job.call.input.bytes().max(job.call.output.bytes());
         let timeout = job.call.timeout.unwrap_or_else(|| self.timeout());
         let operation = |sequence, completion| {
             let (signature, shape) = (job.signature, job.call.shape);
@@ -405,6 +450,11 @@ impl Communicator {
         let group = &self.group;
         group.check_usable(Kind::MonitoredBarrier.name())?;
         group.monitored_barrier(timeout.unwrap_or_else(|| self.timeout()), wait_all_ranks)
+    }
+
+    /// Where the ranks' devices are, once that was asked.
+    pub(crate) fn members(&self) -> &OnceLock<Arc<Members>> {
+        &self.group.members
     }
 
     /// Own rank in the group.
@@ -566,6 +616,7 @@ impl Group {
             shut_down: AtomicBool::new(false),
             stats: Stats::default(),
             children: Mutex::default(),
+            members: OnceLock::new(),
         });
         let member: Weak<dyn Member> = Arc::downgrade(&group) as Weak<dyn Member>;
         fabric.add_group(key, member);

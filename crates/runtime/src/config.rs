@@ -13,6 +13,17 @@ pub enum TransportChoice {
     Tcp,
 }
 
+/// How the device's tensors take part in collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceCollectives {
+    /// In place where the host reaches their memory; else as programs.
+    Auto,
+    /// As programs where there is one, else by way of copies on the host.
+    Programs,
+    /// By way of copies on the host.
+    Copies,
+}
+
 /// What to do with an operator that the device has no program for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
@@ -48,6 +59,8 @@ pub struct Config {
     pub plugin: Option<PathBuf>,
     /// `TPU_DIST_VIRTUAL_SLICE`: the slice that the ranks stand for, as `v5p:2x2x4`.
     pub virtual_slice: Option<String>,
+    /// `TPU_DIST_DEVICE_COLLECTIVES`: `auto` (default), `programs` or `copies`.
+    pub device_collectives: DeviceCollectives,
     /// `TPU_DIST_FALLBACK`: `cpu` (default) or `error`.
     pub fallback: Fallback,
     /// `TPU_LAUNCH_BLOCKING`: 1 makes the device wait for each program, so that a failure
@@ -70,6 +83,7 @@ const KNOWN: &[&str] = &[
     "TPU_DIST_SPIN_MICROSECONDS",
     "TPU_DIST_ALGO",
     "TPU_DIST_PJRT_PLUGIN",
+    "TPU_DIST_DEVICE_COLLECTIVES",
     "TPU_DIST_FALLBACK",
     "TPU_DIST_CACHE_DIR",
     "TPU_DIST_CACHE_BYTES",
@@ -129,6 +143,18 @@ impl Config {
             algorithm: env("TPU_DIST_ALGO"),
             plugin: env("TPU_DIST_PJRT_PLUGIN").map(PathBuf::from),
             virtual_slice: env("TPU_DIST_VIRTUAL_SLICE"),
+            device_collectives: match env("TPU_DIST_DEVICE_COLLECTIVES").as_deref() {
+                None | Some("auto") => DeviceCollectives::Auto,
+                Some("programs") => DeviceCollectives::Programs,
+                Some("copies") => DeviceCollectives::Copies,
+                Some(other) => {
+                    tracing::warn!(
+                        "TPU_DIST_DEVICE_COLLECTIVES={other}: expected auto, programs or copies; \
+                         using auto"
+                    );
+                    DeviceCollectives::Auto
+                }
+            },
             fallback: match env("TPU_DIST_FALLBACK").as_deref() {
                 None | Some("cpu") => Fallback::Cpu,
                 Some("error") => Fallback::Error,

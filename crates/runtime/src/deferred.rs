@@ -62,13 +62,19 @@ impl Segment {
         }
     }
 
+    /// The number of the block and the offset in it that [`Segment::deferred`] was given.
+    pub fn place(self) -> Option<(usize, usize)> {
+        let address = self.ptr.addr();
+        let block = (address >> OFFSET_BITS).checked_sub(1)?;
+        Some((block, address & ((1 << OFFSET_BITS) - 1)))
+    }
+
     /// The memory that [`Segment::deferred`] stands for.
     pub(crate) fn resolve(self, blocks: &[Segment]) -> Result<Segment, String> {
-        let address = self.ptr.addr();
-        let offset = address & ((1 << OFFSET_BITS) - 1);
-        let block = (address >> OFFSET_BITS)
-            .checked_sub(1)
-            .and_then(|block| blocks.get(block));
+        let (block, offset) = match self.place() {
+            Some((block, offset)) => (blocks.get(block), offset),
+            None => (None, 0),
+        };
         match block {
             Some(block) if offset + self.bytes <= block.bytes => Ok(Segment {
                 ptr: block.ptr.wrapping_add(offset),

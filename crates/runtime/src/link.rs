@@ -882,7 +882,7 @@ impl Inner {
                 if frame.bytes > EAGER_BYTES as u64 {
                     return None;
                 }
-                let Some(transfer) = self.take_posted(&key, any) else {
+                let Some(transfer) = self.take_for_next(&key, any) else {
                     if key.class == Class::PointToPoint {
                         self.stored += frame.bytes as usize;
                         if self.stored > CREDIT_BYTES {
@@ -911,26 +911,14 @@ impl Inner {
                 })
             }
             FrameKind::Offer => {
-                match self.take_posted(&key, any) {
-                    Some(transfer) => {
-                        self.accept(
-                            &key,
-                            frame.source,
-                            frame.id,
-                            frame.bytes,
-                            transfer,
-                            finished,
-                        );
-                    }
-                    None => self
-                        .unexpected
-                        .entry(key)
-                        .or_default()
-                        .push_back(Unexpected::Offer {
-                            source: frame.source,
-                            id: frame.id,
-                            bytes: frame.bytes,
-                        }),
+                let offer = Unexpected::Offer {
+                    source: frame.source,
+                    id: frame.id,
+                    bytes: frame.bytes,
+                };
+                self.unexpected.entry(key).or_default().push_back(offer);
+                if let Some(transfer) = self.take_posted(&key, any) {
+                    self.match_unexpected(&key, transfer, finished);
                 }
                 Some(Sink::Discard)
             }
@@ -1017,7 +1005,16 @@ impl Inner {
         }
     }
 
-    /// The receive that the next message for `key` belongs to.
+    /// The receive for a message that has just come, unless others have to be received before it:
+    /// a receive from any source is posted before it is offered to the links.
+    fn take_for_next(&mut self, key: &Key, any: &AnySource) -> Option<Arc<Transfer>> {
+        match self.unexpected.get(key) {
+            Some(earlier) if !earlier.is_empty() => None,
+            _ => self.take_posted(key, any),
+        }
+    }
+
+    /// The receive that the first message for `key` belongs to.
     fn take_posted(&mut self, key: &Key, any: &AnySource) -> Option<Arc<Transfer>> {
         let ticket = self
             .posted

@@ -46,6 +46,12 @@ fn is_available() -> bool {
     device::is_available()
 }
 
+/// Whether there is one that torch should choose.
+#[pyfunction]
+fn is_preferred() -> bool {
+    device::is_preferred()
+}
+
 /// Whether the device has been opened in this process.
 #[pyfunction]
 fn is_opened() -> bool {
@@ -210,6 +216,7 @@ pub(crate) fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(has_tpu, &module)?)?;
     module.add_function(wrap_pyfunction!(plugin, &module)?)?;
     module.add_function(wrap_pyfunction!(is_available, &module)?)?;
+    module.add_function(wrap_pyfunction!(is_preferred, &module)?)?;
     module.add_function(wrap_pyfunction!(is_opened, &module)?)?;
     module.add_function(wrap_pyfunction!(is_forked, &module)?)?;
     module.add_function(wrap_pyfunction!(open, &module)?)?;

@@ -82,6 +82,16 @@ pub fn compile_options(device: i32) -> CompileOptions {
     options
 }
 
+/// The program that turns an array into a line of elements of type `to`, of the same bytes; `None`
+/// where these do not make up whole elements.
+pub fn line(from: ElementType, dims: &[i64], to: ElementType) -> Option<String> {
+    let body = body::Body::default();
+    let array = body.parameter(body::Type::new(from, dims));
+    let elements = view::reinterpret(array, to)?;
+    let line = elements.reshape(&[elements.count()]);
+    Some(body.finish("line", &[line], &[None]))
+}
+
 /// The program for a call, with products of `f32` as exact as that type; `None` if the operator has
 /// no row in the table.
 ///

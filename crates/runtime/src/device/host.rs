@@ -41,7 +41,7 @@ impl CellWork {
 }
 
 /// Zeros that a buffer can use in place.
-struct Zeros {
+pub(super) struct Zeros {
     start: NonNull<u8>,
     layout: Layout,
 }
@@ -50,7 +50,7 @@ struct Zeros {
 unsafe impl Send for Zeros {}
 
 impl Zeros {
-    fn new(bytes: usize) -> Zeros {
+    pub(super) fn new(bytes: usize) -> Zeros {
         // What XLA's CPU plugins want in order not to copy.
         let layout = Layout::from_size_align(bytes.max(1), 64).expect("less than isize::MAX");
         // SAFETY: the layout has a size.
@@ -70,7 +70,7 @@ impl Drop for Zeros {
 }
 
 /// Zeros as an array of bytes of a given length.
-struct ZeroArray(Zeros, usize);
+pub(super) struct ZeroArray(pub(super) Zeros, pub(super) usize);
 
 // SAFETY: on the heap, and nobody else knows it.
 unsafe impl HostMemory for ZeroArray {

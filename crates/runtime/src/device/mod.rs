@@ -18,12 +18,17 @@
 //! [`Device::host_work`] lends the memory of storages to the host, ordered among the
 //! programs and without waiting: a collective on a CPU device, for example.
 //! [`Device::take`] and [`Device::put`] are its parts, for what is not host memory.
+//!
+//! # Collectives
+//! Where the host reaches the memory of storages, [`Device::collective`] is work of the host.
+//! Elsewhere [`Device::plan`] finds the program that all members run.
 
 mod cell;
 mod error;
 mod fork;
 mod group;
 mod host;
+mod ici;
 mod interned;
 mod memory;
 mod plugin;
@@ -39,6 +44,8 @@ pub use cell::Cell;
 pub use error::Error;
 pub use fork::is_forked;
 pub use host::CellWork;
+pub(crate) use ici::Members;
+pub use ici::Plan;
 pub use memory::{MemoryStats, reset_accumulated, reset_peak, stats as memory_stats};
 pub use plugin::{find as plugin, has_tpu, is_available, is_preferred, set_search_path};
 pub use programs::{Call, Outcome, Results};
