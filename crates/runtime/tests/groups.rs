@@ -76,8 +76,7 @@ impl Ranks {
             assert_eq!(
                 failed,
                 expect_failure_of.contains(&rank),
-                "rank {rank}: {}",
-                texts[rank]
+                "rank {rank}: {texts:#?}"
             );
         }
         texts
@@ -528,7 +527,7 @@ fn messages(group: &Communicator) {
                 unsafe { group.message(MessageCall::recv(None, 3, to, DType::F32), None) }.unwrap();
             operation.wait(None).unwrap();
             let source = operation.source_rank().unwrap() as usize;
-            assert_eq!(value[0], next[source]);
+            assert_eq!(value[0], next[source], "from {source}, {next:?}");
             next[source] += 1.0;
         }
     } else {
@@ -741,6 +740,7 @@ fn right_values_over_tcp() {
 #[test]
 fn messages_match_in_order() {
     for env in [&[], TCP] {
+        eprintln!("{env:?}");
         start("messages", 3, env).finish(&[]);
     }
 }

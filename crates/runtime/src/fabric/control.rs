@@ -169,6 +169,8 @@ impl Handle {
             .values()
             .cloned()
             .collect();
+        // Peers close the connection when they read it, some before others do.
+        fabric.leaving.store(true, Ordering::Release);
         for peer in &peers {
             peer.tell(Control::Goodbye);
         }
@@ -753,6 +755,9 @@ async fn read_control(
                 Some(message) => fabric.handle(peer, message),
                 None => return ("it sent a malformed message".to_owned(), false),
             },
+            Err(_) if fabric.leaving.load(Ordering::Acquire) => {
+                return ("this process ends".to_owned(), true);
+            }
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return ("its process died".to_owned(), false);
             }

@@ -89,6 +89,8 @@ pub(crate) struct Fabric {
     pub(crate) region: Arc<OwnRegion>,
     pub(crate) arena: Arena,
     pub(crate) any_source: Arc<AnySource>,
+    /// This process has begun to say goodbye.
+    leaving: AtomicBool,
     peers: Mutex<HashMap<u128, Arc<Peer>>>,
     peer_added: Condvar,
     /// Peers by inbox bit, for the polling threads.
@@ -149,6 +151,7 @@ impl Fabric {
             arena: Arena::new(region.clone()),
             region,
             any_source: Arc::default(),
+            leaving: AtomicBool::new(false),
             peers: Mutex::default(),
             peer_added: Condvar::new(),
             by_bit: RwLock::default(),
