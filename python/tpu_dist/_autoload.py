@@ -105,7 +105,10 @@ def _register_device() -> None:
 
     torch._register_device_module(_DEVICE, tpu)
     # The device's default must be known to groups whose backend nobody names.
-    if torch.distributed.is_available() and NAME.upper() not in torch.distributed.Backend._plugins:
+    if (
+        torch.distributed.is_available()
+        and NAME.upper() not in torch.distributed.Backend._plugins
+    ):
         register()
     _name_device_for_dlpack()
 

@@ -22,6 +22,7 @@ __all__ = [
     "Placement",
     "Topology",
     "default_traffic",
+    "environment_of_rank",
     "from_environment",
     "legal_topologies",
     "position_from_environment",
@@ -69,3 +70,34 @@ def position_from_environment(
     if not (worker.isdecimal() and slice_id.isdecimal()):
         return None
     return int(slice_id), int(worker)
+
+
+def environment_of_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What libtpu must find in a rank's environment so that it takes its own chip only.
+
+    For a job of one rank a chip of the slice, that of ``TPU_ACCELERATOR_TYPE``, as torchrun
+    starts it. Empty where ``TPU_PROCESS_BOUNDS`` says it already, and for other jobs, whose
+    processes each see all chips of the host. Hosts are those of ``TPU_WORKER_HOSTNAMES``; of
+    several slices, each has its own list, and ``MEGASCALE_*`` stay as they are.
+    """
+    if "TPU_PROCESS_BOUNDS" in environ or not environ.get("TPU_ACCELERATOR_TYPE"):
+        return {}
+    if not {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"} <= environ.keys():
+        return {}
+    slices = int(environ.get("MEGASCALE_NUM_SLICES") or 1)
+    one = {name: value for name, value in environ.items() if name != "MEGASCALE_NUM_SLICES"}
+    topology = from_environment(one)
+    hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if not hosts:
+        hosts = ["localhost"]
+    if (
+        topology is None
+        or topology.devices_per_chip != 1
+        or int(environ["WORLD_SIZE"]) != slices * topology.chips
+        or len(hosts) != topology.hosts
+    ):
+        return {}
+    position = position_from_environment(environ)
+    worker = position[1] if position is not None else 0
+    index = worker * int(environ["LOCAL_WORLD_SIZE"]) + int(environ["LOCAL_RANK"])
+    return topology.launch(hosts)[index]["environment"]

@@ -95,7 +95,8 @@ def is_available() -> bool:
 
     So it is on a host with a TPU, in a virtual slice (``TPU_DIST_VIRTUAL_SLICE``), and with a
     plugin named in ``TPU_DIST_PJRT_PLUGIN``; torch then chooses the device where none is named.
-    Elsewhere tensors can be put on the device all the same, if a plugin for the CPU is installed.
+    Elsewhere tensors can be put on the device all the same where a plugin for the CPU is
+    installed.
     """
     return bool(_native.is_preferred())
 
@@ -117,6 +118,10 @@ def init() -> None:
 
 def _lazy_init() -> None:
     # Called by torch before it makes the first tensor.
+    if _native.has_tpu() and not _native.is_opened():
+        from tpu_dist.topology import environment_of_rank
+
+        os.environ.update(environment_of_rank())
     _native.register_kernels()
 
 

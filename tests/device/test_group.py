@@ -163,8 +163,9 @@ def same(me):
     ("world", "collectives"), [(2, "auto"), (4, "auto"), (2, "copies"), (2, "programs")]
 )
 def test_values(world, collectives):
-    """Results equal those on the CPU, for contiguous tensors and for views: in place, and by way
-    of copies as on a TPU where there is no program. (Several processes have none on a CPU.)"""
+    """Results equal those on the CPU, for contiguous tensors and for views: in place, and by
+    way of copies, as on a TPU where there is no program. (Several processes have none here.)
+    """
     env = {"TPU_DIST_DEVICE_COLLECTIVES": collectives}
     with Ranks(world, init={"timeout": 60}, env=env) as ranks:
         outcomes = ranks.run(same, deadline=200)

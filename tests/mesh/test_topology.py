@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tpu_dist.topology import (
     Topology,
+    environment_of_rank,
     from_environment,
     legal_topologies,
     position_from_environment,
@@ -153,3 +154,48 @@ def test_position():
     assert position_from_environment({"TPU_WORKER_ID": "3"}) == (0, 3)
     both = {"TPU_WORKER_ID": "3", "MEGASCALE_SLICE_ID": "1"}
     assert position_from_environment(both) == (1, 3)
+
+
+HOST = {
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2",
+    "TPU_WORKER_ID": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_WORLD_SIZE": "4",
+    "LOCAL_RANK": "2",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+}
+
+
+def test_environment_of_a_rank():
+    """Four ranks on each of two hosts of a 2x4 slice: the third of the second host."""
+    found = environment_of_rank(HOST)
+    expected = {
+        "CLOUD_TPU_TASK_ID": "6",
+        "TPU_VISIBLE_CHIPS": "2",
+        "TPU_PROCESS_BOUNDS": "2,4,1",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_PORT": "8473",
+        "TPU_WORKER_ID": "1",
+    }
+    assert expected.items() <= found.items()
+    addresses = [f"10.0.0.{host}:{port}" for host in (1, 2) for port in range(8471, 8475)]
+    assert found["TPU_PROCESS_ADDRESSES"] == ",".join(addresses)
+    # Each slice is told of itself alone.
+    several = HOST | {"WORLD_SIZE": "16", "MEGASCALE_NUM_SLICES": "2"}
+    assert environment_of_rank(several) == found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"TPU_PROCESS_BOUNDS": "1,1,1"},
+        {"WORLD_SIZE": "2"},
+        {"TPU_WORKER_HOSTNAMES": "10.0.0.1"},
+        {"TPU_ACCELERATOR_TYPE": ""},
+        {"TPU_ACCELERATOR_TYPE": "tpu7x-16"},
+    ],
+    ids=lambda change: "".join(change),
+)
+def test_other_jobs_keep_their_environment(change):
+    assert environment_of_rank(HOST | change) == {}
