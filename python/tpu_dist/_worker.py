@@ -13,10 +13,17 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 
 def main() -> None:
-    """Sets the default of each device that the backend serves, then becomes the program."""
+    """Sets the default, of each device that the backend serves too, then becomes the program."""
     backend, kind, program, *arguments = sys.argv[1:]
     for device, name in BackendConfig(backend).device_backend_map.items():
         Backend.default_device_backend_map[device] = str(name)
+    original = BackendConfig.__init__
+
+    def __init__(self: BackendConfig, named: str | Backend) -> None:
+        original(self, backend if named == Backend.UNDEFINED else named)
+
+    # Torch's own default is the backend of one device, the accelerator where there is one.
+    BackendConfig.__init__ = __init__  # type: ignore[method-assign]
     sys.argv = [program, *arguments]
     if kind == "module":
         runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -96,9 +96,9 @@ def is_available() -> bool:
     So it is on a host with a TPU, in a virtual slice (``TPU_DIST_VIRTUAL_SLICE``), and with a
     plugin named in ``TPU_DIST_PJRT_PLUGIN``; torch then chooses the device where none is named.
     Elsewhere tensors can be put on the device all the same where a plugin for the CPU is
-    installed.
+    installed; with the first one it is available.
     """
-    return bool(_native.is_preferred())
+    return bool(_native.is_preferred() or _native.is_opened())
 
 
 def is_initialized() -> bool:

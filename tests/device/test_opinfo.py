@@ -58,7 +58,7 @@ def backward(outputs, inputs):
     return torch.autograd.grad(sources, wanting, seeds, allow_unused=True)
 
 
-def compare(got, expected, what, tolerance):
+def compare(op, got, expected, what):
     """That results on the device are those of the CPU, with the same types and sizes."""
     got, expected = tree_flatten(got)[0], tree_flatten(expected)[0]
     assert len(got) == len(expected), what
@@ -67,13 +67,13 @@ def compare(got, expected, what, tolerance):
             assert type(ours) is type(theirs), what
             continue
         assert ours.device.type == "tpu" or theirs.device.type == "cpu", what
-        exact = not (theirs.is_floating_point() or theirs.is_complex())
+        tolerance = opinfo_cases.tolerance(op, theirs.dtype)
         torch.testing.assert_close(
             ours.detach().cpu(),
             theirs.detach(),
             equal_nan=True,
             msg=lambda text: f"{what}: {text}",
-            **({"rtol": 0, "atol": 0} if exact else tolerance),
+            **tolerance,
         )
 
 
@@ -94,7 +94,6 @@ def test_operator(op, dtype):
         and dtype.is_floating_point
         and dtype in op.supported_backward_dtypes("cpu")
     )
-    tolerance = opinfo_cases.tolerance(op, dtype)
     samples = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
     limit = None if ALL else LIMITS[dtype]
     in_place = op.get_inplace()
@@ -106,11 +105,11 @@ def test_operator(op, dtype):
             expected = op(sample.input, *sample.args, **sample.kwargs)
             value, arguments, keywords = moved(sample)
             got = op(value, *arguments, **keywords)
-            compare(got, expected, what, tolerance)
+            compare(op, got, expected, what)
             if differentiable:
                 theirs = backward(expected, (sample.input, sample.args, sample.kwargs))
                 ours = backward(got, (value, arguments, keywords))
-                compare(ours, theirs, f"gradients of {what}", tolerance)
+                compare(op, ours, theirs, f"gradients of {what}")
             if in_place is not None and number == 0 and isinstance(sample.input, torch.Tensor):
                 changed = sample.input.detach().clone()
                 try:
@@ -119,6 +118,6 @@ def test_operator(op, dtype):
                     continue
                 ours = value.detach().clone()
                 in_place(ours, *arguments, **keywords)
-                compare(ours, changed, f"in place, {what}", tolerance)
+                compare(op, ours, changed, f"in place, {what}")
     fallbacks = opinfo_cases.lowered() & torch.tpu.fallback_stats().keys()
     assert fallbacks <= opinfo_cases.FALLBACKS.keys()

@@ -1,5 +1,6 @@
 //! Every environment variable that the runtime reads, in one typed table.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -93,10 +94,11 @@ const KNOWN: &[&str] = &[
     "TPU_DIST_VIRTUAL_SLICE",
 ];
 
+static CONFIG: OnceLock<Config> = OnceLock::new();
+
 impl Config {
-    /// The configuration of this process.
+    /// The configuration of this process, settled by the first call.
     pub fn get() -> &'static Config {
-        static CONFIG: OnceLock<Config> = OnceLock::new();
         CONFIG.get_or_init(|| {
             let unknown = std::env::vars()
                 .map(|(name, _)| name)
@@ -105,8 +107,17 @@ impl Config {
             for name in unknown {
                 tracing::warn!("environment variable {name} is not one of tpu_dist's: ignored");
             }
-            Config::read(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+            Config::read(variable)
         })
+    }
+
+    /// What [`Config::get`] would say, without settling it: for what is asked while a program is
+    /// being imported, which may set variables yet.
+    pub fn peek() -> Cow<'static, Config> {
+        match CONFIG.get() {
+            Some(config) => Cow::Borrowed(config),
+            None => Cow::Owned(Config::read(variable)),
+        }
     }
 
     fn read(env: impl Fn(&str) -> Option<String>) -> Config {
@@ -178,6 +189,10 @@ impl Config {
                 .join("\n"),
         }
     }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]

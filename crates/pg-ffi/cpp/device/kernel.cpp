@@ -116,13 +116,18 @@ void new_words(Words& words, const at::Tensor& meta) {
   words.append(strides.begin(), strides.end());
 }
 
+// The general operator, which chooses among those of devices.
+const c10::OperatorHandle& convolution() {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
+  return handle;
+}
+
 // Convolutions of a device that has its own have no kernel for tensors without data: their
 // results are those of the general ones.
 void infer_on_meta(const Overload& overload, Stack& metas) {
   if (overload.name == "convolution_overrideable") {
-    static const auto convolution =
-        c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
-    convolution.callBoxed(&metas);
+    convolution().callBoxed(&metas);
   } else if (overload.name == "convolution_backward_overrideable") {
     const auto gradient = metas[0].toTensor();
     const auto mask = metas.back().toBoolList();
@@ -503,7 +508,9 @@ void fall_back(
   const auto name = name_of(op.operator_name());
   call([&] { ffi::fall_back(name, reason); });
   const BelowEverything guard;
-  at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
+  // The CPU has this one under its general name only.
+  const bool is_convolution = name == "convolution_overrideable";
+  at::native::cpu_fallback(is_convolution ? convolution() : op, stack, /*error_on_views=*/true);
 }
 
 void register_kernels() {

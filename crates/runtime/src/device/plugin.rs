@@ -10,17 +10,20 @@ use crate::config::Config;
 /// Where to look, and what was found there.
 struct Search {
     path: Vec<PathBuf>,
-    found: Option<Option<PathBuf>>,
+    installed: Option<Option<PathBuf>>,
 }
 
 static SEARCH: Mutex<Search> = Mutex::new(Search {
     path: Vec::new(),
-    found: None,
+    installed: None,
 });
 
 /// Where Python packages are looked for, in order.
 pub fn set_search_path(path: Vec<PathBuf>) {
-    *lock(&SEARCH) = Search { path, found: None };
+    *lock(&SEARCH) = Search {
+        path,
+        installed: None,
+    };
 }
 
 const TPU: &str = "libtpu/libtpu.so";
@@ -52,17 +55,19 @@ pub fn has_tpu() -> bool {
 /// The plugin's file: what `TPU_DIST_PJRT_PLUGIN` says, libtpu on a host with a TPU, else
 /// an installed one for the CPU.
 pub fn find() -> Option<PathBuf> {
-    let Search { path, found } = &mut *lock(&SEARCH);
-    let installed = |name: &&str| {
+    if let Some(plugin) = &Config::peek().plugin {
+        return Some(plugin.clone());
+    }
+    let Search { path, installed } = &mut *lock(&SEARCH);
+    let find = |name: &&str| {
         path.iter()
             .map(|directory| directory.join(name))
             .find(|file| file.exists())
     };
-    found
-        .get_or_insert_with(|| match &Config::get().plugin {
-            Some(plugin) => Some(plugin.clone()),
-            None if has_tpu() => installed(&TPU),
-            None => CPU.iter().find_map(installed),
+    installed
+        .get_or_insert_with(|| match has_tpu() {
+            true => find(&TPU),
+            false => CPU.iter().find_map(find),
         })
         .clone()
 }
@@ -76,6 +81,6 @@ pub fn is_available() -> bool {
 /// plugin was asked for. A plugin for the CPU that merely is installed makes the device
 /// available, but not the one that torch chooses where none is named.
 pub fn is_preferred() -> bool {
-    is_available()
-        && (has_tpu() || Config::get().plugin.is_some() || Config::get().virtual_slice.is_some())
+    let config = Config::peek();
+    is_available() && (has_tpu() || config.plugin.is_some() || config.virtual_slice.is_some())
 }
