@@ -2,7 +2,9 @@
 
 Usage: check.py [--only lint|rust|python]
 
-Prints each stage's time, and at the end how many tests and checks passed and failed.
+Some stages that keep a core busy run beside the Python tests, which mostly wait for each
+other's ranks; their output comes when they have ended. Prints each stage's time, and at the end
+how many tests and checks passed and failed.
 The exit code is 0 only when all passed.
 """
 
@@ -15,12 +17,17 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
+
+OPERATORS = "tests/device/test_opinfo.py"
+"""The longest of the Python tests, and the only ones that keep a core busy."""
 
 SUMMARY = re.compile(r"^(=* ?\d+ (passed|failed).* in [\d.]+s|test result: | *Summary \[)")
 """The summary lines of pytest, cargo test and cargo nextest."""
@@ -60,19 +67,21 @@ class Stage:
     again: list[str] | None = None
     """Runs once more what failed: tests of time limits miss one when the machine is taken
     from them for a moment. What fails twice has failed."""
+    beside: bool = False
+    """Runs beside the stages that follow."""
 
-    def run(self) -> Result:
-        """Runs it with its output shown."""
-        result = self._run(self.command)
+    def run(self, show: Callable[[str], None]) -> Result:
+        """Runs it with its output shown, line by line."""
+        result = self._run(self.command, show)
         if not result.succeeded and self.again is not None:
-            second = self._run(self.again)
+            second = self._run(self.again, show)
             if second.succeeded:
-                print(f"=== {self.name}: {result.failed} passed at the second attempt only")
+                show(f"=== {self.name}: {result.failed} passed at the second attempt only")
                 result = Result(True, result.passed + second.passed)
         return result
 
-    def _run(self, command: list[str]) -> Result:
-        print(f"\n=== {self.name}: {' '.join(command)}", flush=True)
+    def _run(self, command: list[str], show: Callable[[str], None]) -> Result:
+        show(f"\n=== {self.name}: {' '.join(command)}")
         start = time.monotonic()
         result = Result()
         with subprocess.Popen(
@@ -86,11 +95,11 @@ class Stage:
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                print(line, end="", flush=True)
+                show(line.removesuffix("\n"))
                 result.count(line)
         result.succeeded = process.returncode == 0
         verdict = "passed" if result.succeeded else f"FAILED, exit code {process.returncode}"
-        print(f"=== {self.name}: {verdict} after {time.monotonic() - start:.1f} s", flush=True)
+        show(f"=== {self.name}: {verdict} after {time.monotonic() - start:.1f} s")
         return result
 
 
@@ -126,7 +135,8 @@ def fuzz_stages() -> list[Stage]:
             "--",
             *options,
         ]
-        stages.append(Stage("rust", f"fuzz {target.stem}", command, env=env))
+        name = f"fuzz {target.stem}"
+        stages.append(Stage("rust", name, command, env=env, beside=True))
     return stages
 
 
@@ -142,7 +152,7 @@ def loom_stages() -> list[Stage]:
     if "cfg(tpu_dist_loom)" not in manifest:
         return []
     command = ["cargo", "test", "--release", "-p", "tpu-dist-runtime", "--lib", "loom"]
-    return [Stage("rust", "loom", command, env=env)]
+    return [Stage("rust", "loom", command, env=env, beside=True)]
 
 
 def stages() -> list[Stage]:
@@ -167,25 +177,47 @@ def stages() -> list[Stage]:
         Stage("rust", "rust doc tests", ["cargo", "test", "--workspace", "--doc", "--quiet"]),
         *loom_stages(),
         *fuzz_stages(),
+        Stage(
+            "python",
+            "pytest, operators",
+            [*pytest, "-p", "no:cacheprovider", OPERATORS],
+            beside=True,
+        ),
         *(
             Stage("python", name, command, again=[*command, "--last-failed"])
             for name, command in {
-                "pytest": [*pytest, "-m", "not slow"],
+                "pytest": [*pytest, "-m", "not slow", f"--ignore={OPERATORS}"],
                 "pytest, long tests": [*pytest, "-m", "slow"],
             }.items()
         ),
     ]
 
 
+def run(chosen: list[Stage]) -> dict[str, Result]:
+    """How each stage ended, by name."""
+    results = {}
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        apart = []
+        for stage in chosen:
+            if stage.beside:
+                lines: list[str] = []
+                apart.append((stage, lines, beside.submit(stage.run, lines.append)))
+            else:
+                results[stage.name] = stage.run(print)
+        for stage, lines, future in apart:
+            results[stage.name] = future.result()
+            print("\n".join(lines), flush=True)
+    return results
+
+
 def main() -> int:
     """Runs the stages; the exit code."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=["lint", "rust", "python"])
     only = parser.parse_args().only
     start = time.monotonic()
-    results = {
-        stage.name: stage.run() for stage in stages() if only is None or stage.kind == only
-    }
+    results = run([stage for stage in stages() if only is None or stage.kind == only])
     passed, failed = (sum(n) for n in zip(*(r.totals() for r in results.values()), strict=True))
     broken = [name for name, result in results.items() if not result.succeeded]
     print(f"\n{passed} passed, {failed} failed in {time.monotonic() - start:.0f} s", end="")

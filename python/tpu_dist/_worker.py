@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 
 def main() -> None:
-    """Sets the default, of each device that the backend serves too, then becomes the program."""
+    """Sets the default, also of each device that it serves, then becomes the program."""
     backend, kind, program, *arguments = sys.argv[1:]
     for device, name in BackendConfig(backend).device_backend_map.items():
         Backend.default_device_backend_map[device] = str(name)
@@ -23,7 +23,7 @@ def main() -> None:
         original(self, backend if named == Backend.UNDEFINED else named)
 
     # Torch's own default is the backend of one device, the accelerator where there is one.
-    BackendConfig.__init__ = __init__  # type: ignore[method-assign]
+    BackendConfig.__init__ = __init__  # type: ignore[method-assign,assignment]
     sys.argv = [program, *arguments]
     if kind == "module":
         runpy.run_module(program, run_name="__main__", alter_sys=True)

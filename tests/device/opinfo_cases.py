@@ -7,6 +7,7 @@ import functools
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
+from tpu_dist._backend import load
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
@@ -20,8 +21,11 @@ SKIPPED = {
     "new_empty": "contents are not defined",
     "new_empty_strided": "contents are not defined",
     "bernoulli": "random",
+    "exponential": "random",
+    "log_normal": "random",
     "multinomial": "random",
     "normal": "random",
+    "normal.in_place": "random",
     "normal.number_mean": "random",
     "nn.functional.alpha_dropout": "random",
     "nn.functional.dropout": "random",
@@ -33,15 +37,36 @@ SKIPPED = {
     "nn.functional.multi_head_attention_forward": "random: dropout",
     "nn.functional.rrelu": "random",
     "nn.functional.scaled_dot_product_attention": "random: dropout",
+    "uniform": "random",
+}
+
+# Only the first result is compared, and why.
+FIRST_ONLY = {
+    "_native_batch_norm_legit": "statistics for the way back, in float32 as on CUDA",
+    "native_batch_norm": "statistics for the way back, in float32 as on CUDA",
+    "native_layer_norm": "statistics for the way back, in float32 as on CUDA",
+    "sort": "which of equal elements comes first is not defined",
+    "topk": "which of equal elements comes first is not defined",
 }
 
 # (name, dtype or None for all): relative and absolute tolerance, and why not the default.
-TOLERANCES = {}
+TOLERANCES = {
+    ("addbmm", torch.bfloat16): (0.1, 0.3, "the CPU rounds the sum after each product"),
+    ("addbmm", torch.float16): (0.01, 0.04, "the CPU rounds the sum after each product"),
+}
 
 # Samples on which a lowered operator runs on the CPU after all: overload, and why.
 FALLBACKS = {
+    "convolution_overrideable": "integers",
+    "linspace.out": "integers",
     "index.Tensor": "the number of elements that a mask selects is not known",
     "_index_put_impl_": "the number of elements that a mask selects is not known",
+}
+
+# Wholly so.
+ON_THE_CPU = {
+    ("complex", torch.float16): "XLA has no complex halves",
+    ("polar", torch.float16): "XLA has no complex halves",
 }
 
 
@@ -53,6 +78,7 @@ def name(op):
 @functools.cache
 def lowered():
     """The overloads that have a program, without the namespace."""
+    load().device.register_kernels()
     return {
         overload.removeprefix("aten::")
         for overload in torch._C._dispatch_get_all_op_names()

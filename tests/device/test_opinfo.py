@@ -15,7 +15,7 @@ from tpu_dist._backend import load
 
 ALL = os.environ.get("TPU_DIST_TEST_ALL") == "1"
 # float32 stands for the types that behave as it does.
-LIMITS = {torch.float32: 2, torch.int64: 1, torch.bfloat16: 1, torch.float16: 1, torch.bool: 1}
+LIMITS = {torch.float32: 4, torch.int64: 2, torch.bfloat16: 2, torch.float16: 1, torch.bool: 1}
 
 
 def on_device(value):
@@ -65,8 +65,9 @@ def compare(op, got, expected, what):
     for ours, theirs in zip(got, expected, strict=True):
         if not isinstance(theirs, torch.Tensor):
             assert type(ours) is type(theirs), what
+            assert ours == pytest.approx(theirs, nan_ok=True), what
             continue
-        assert ours.device.type == "tpu" or theirs.device.type == "cpu", what
+        assert ours.device.type == "tpu", what
         tolerance = opinfo_cases.tolerance(op, theirs.dtype)
         torch.testing.assert_close(
             ours.detach().cpu(),
@@ -89,8 +90,11 @@ def compare(op, got, expected, what):
 def test_operator(op, dtype):
     """Results, gradients and the in-place form of an operator are those of the CPU, computed on
     the device."""
+    # Among equal elements, of which 16 bits make many, gradients too go to any.
+    first_only = opinfo_cases.name(op) in opinfo_cases.FIRST_ONLY
     differentiable = (
         op.supports_autograd
+        and not (first_only and dtype.itemsize < 4)
         and dtype.is_floating_point
         and dtype in op.supported_backward_dtypes("cpu")
     )
@@ -105,7 +109,10 @@ def test_operator(op, dtype):
             expected = op(sample.input, *sample.args, **sample.kwargs)
             value, arguments, keywords = moved(sample)
             got = op(value, *arguments, **keywords)
-            compare(op, got, expected, what)
+            if first_only:
+                compare(op, got[0], expected[0], what)
+            else:
+                compare(op, got, expected, what)
             if differentiable:
                 theirs = backward(expected, (sample.input, sample.args, sample.kwargs))
                 ours = backward(got, (value, arguments, keywords))
@@ -119,5 +126,6 @@ def test_operator(op, dtype):
                 ours = value.detach().clone()
                 in_place(ours, *arguments, **keywords)
                 compare(op, ours, changed, f"in place, {what}")
-    fallbacks = opinfo_cases.lowered() & torch.tpu.fallback_stats().keys()
-    assert fallbacks <= opinfo_cases.FALLBACKS.keys()
+    if (opinfo_cases.name(op), dtype) not in opinfo_cases.ON_THE_CPU:
+        fallbacks = opinfo_cases.lowered() & torch.tpu.fallback_stats().keys()
+        assert fallbacks <= opinfo_cases.FALLBACKS.keys()

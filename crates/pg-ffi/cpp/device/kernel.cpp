@@ -210,7 +210,15 @@ Inference infer(
     if (list) {
       words.push_back(word::kList | value.toListRef().size() << 32);
     }
-    for_each_tensor(value, [&](const at::Tensor& meta) { new_words(words, meta); });
+    bool known = true;
+    for_each_tensor(value, [&](const at::Tensor& meta) {
+      known &= !meta.defined() || element_of(meta.scalar_type()) != 0;
+      new_words(words, meta);
+    });
+    if (!known) {
+      reason = "its result has a type that programs do not have";
+      return Inference::Impossible;
+    }
   }
   for (const auto argument : overload.writes) {
     written(argument);
