@@ -605,7 +605,6 @@ impl Group {
         }))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what c10d's call has")]
     fn plan(
         &self,
         call: &ffi::Call,

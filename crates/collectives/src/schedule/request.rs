@@ -2,7 +2,7 @@ use super::{Buffer, Pieces};
 use crate::Kind;
 
 /// What a planner is asked for. Counts are in elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// The collective.
     pub kind: Kind,

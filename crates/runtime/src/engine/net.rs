@@ -6,16 +6,18 @@
 //! Small data travels along, and then all is there; otherwise the steps run.
 
 use std::future::poll_fn;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
+use lru::LruCache;
 use smallvec::SmallVec;
 use tpu_dist_collectives::algorithm::{Constants, Transport};
 use tpu_dist_collectives::reduce::copy;
 use tpu_dist_collectives::schedule::{Buffer, Chunk, RankPlan, Request, Step};
 use tpu_dist_collectives::select::Selector;
-use tpu_dist_collectives::{Kind, ReduceKind, Signature};
+use tpu_dist_collectives::{DType, Kind, ReduceKind, Signature};
 
 use super::data::Data;
 use super::{Failure, Job, contiguous, walk};
@@ -33,6 +35,11 @@ const WINDOW: usize = 16;
 const PHASES: u64 = 4;
 /// The factor of PREMUL_SUM, with which each rank's record begins.
 const SCALE_BYTES: usize = 8;
+/// Plans that a group keeps: a training step asks for the same ones again.
+const PLANS: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
+
+/// What decides on a plan.
+type Asked = (Request, Option<(ReduceKind, DType)>);
 
 /// The engine of a group on several hosts. One collective at a time uses it.
 pub(crate) struct Net {
@@ -42,6 +49,8 @@ pub(crate) struct Net {
     peers: Vec<Option<Arc<Peer>>>,
     /// Buffers to use again.
     pool: Mutex<Vec<Vec<u8>>>,
+    /// Plans to use again.
+    plans: Mutex<LruCache<Asked, Arc<RankPlan>>>,
     /// Which ranks' signatures of the running collective have come: its number, and how
     /// many, counted upwards from the own rank.
     known: AtomicU64,
@@ -103,6 +112,7 @@ impl Net {
             key,
             peers,
             pool: Mutex::default(),
+            plans: Mutex::new(LruCache::new(PLANS)),
             known: AtomicU64::new(0),
             written: AtomicU64::new(0),
         }
@@ -160,7 +170,7 @@ impl Net {
     }
 
     /// This rank's part of the algorithm that is predicted to be fastest.
-    fn plan(&self, job: &Job, counts: Vec<u64>) -> Result<RankPlan, Failure> {
+    fn plan(&self, job: &Job, counts: Vec<u64>) -> Result<Arc<RankPlan>, Failure> {
         let size = job.call.dtype.size();
         let request = Request {
             kind: job.call.kind,
@@ -170,13 +180,20 @@ impl Net {
             element_size: size as u32,
             max_message: (MESSAGE_BYTES / size as u64).max(1),
         };
+        let reduction = job.call.op.map(|op| (op.kind(), job.call.dtype));
+        let asked = (request, reduction);
+        let plans = || self.plans.lock().expect("no panic while plans are held");
+        if let Some(plan) = plans().get(&asked) {
+            return Ok(plan.clone());
+        }
         let model = Constants::default();
         let selector =
             Selector::new(&model, Transport::Network).force(Config::get().algorithm.as_deref());
-        let reduction = job.call.op.map(|op| (op.kind(), job.call.dtype));
-        let choice = selector.select(&request, reduction);
+        let choice = selector.select(&asked.0, reduction);
         let choice = choice.map_err(|error| Failure::Plan(error.to_string()))?;
-        Ok(choice.algorithm.steps(&request, self.me))
+        let plan = Arc::new(choice.algorithm.steps(&asked.0, self.me));
+        plans().put(asked, plan.clone());
+        Ok(plan)
     }
 
     /// Whether the data travels with the agreement: the same answer on all ranks that agree.
