@@ -95,13 +95,31 @@ struct Failure {
 /// v5e slices with limited connectivity: one transfer reaches chips at powers of two along one axis.
 const LIMITED: &str = "v5e:4x8|v5e:8x8|v5e:8x16|v5e:16x16";
 
-const FAILURES: &[Failure] = &[Failure {
-    topologies: LIMITED,
-    groups: "*",
-    programs: "ragged_all_to_all_f32",
-    message: "HasLimitedIciRouting",
-    reason: "limited connectivity has no ragged all-to-all",
-}];
+const SCATTERED: &str = "scattered|members: scattered*";
+
+const FAILURES: &[Failure] = &[
+    Failure {
+        topologies: LIMITED,
+        groups: "*",
+        programs: "ragged_all_to_all_f32",
+        message: "HasLimitedIciRouting",
+        reason: "limited connectivity has no ragged all-to-all",
+    },
+    Failure {
+        topologies: LIMITED,
+        groups: SCATTERED,
+        programs: "barrier",
+        message: "limited ICI routing",
+        reason: "small gathers become reductions, for which limited connectivity has no routes",
+    },
+    Failure {
+        topologies: LIMITED,
+        groups: SCATTERED,
+        programs: "all_reduce_c64_premul",
+        message: "crash",
+        reason: "libtpu crashes on a gather of complex numbers",
+    },
+];
 
 /// One program for one topology and placement.
 struct Case {
@@ -266,6 +284,12 @@ impl Case {
             }
             other => panic!("no program {other}"),
         }
+    }
+
+    /// What libtpu made of it, beside the model's prediction.
+    fn line(&self, strategy: &str) -> String {
+        let (_, collective, bytes) = self.lowered().expect("it was lowered");
+        format!("{strategy} | {} |", self.predicted(collective, bytes))
     }
 
     /// What the model of the interconnect expects for the groups.
@@ -472,9 +496,7 @@ fn every_collective_compiles_for_tpus() {
         let key = case.key();
         match (&outcome, case.failure()) {
             (Ok(strategy), None) => {
-                let (_, collective, bytes) = case.lowered().unwrap();
-                let predicted = case.predicted(collective, bytes);
-                lines.insert(key, format!("{strategy} | {predicted} |"));
+                lines.insert(key, case.line(strategy));
             }
             (Err(message), Some(failure)) if message.contains(failure.message) => {
                 lines.insert(key, format!("fails: {} | |", failure.reason));
@@ -714,9 +736,13 @@ fn check_page(libtpu: &Path, cases: &[Case], lines: BTreeMap<String, String>) {
     );
     for case in cases {
         let key = case.key();
-        if let Some(line) = rows.get(&key) {
-            writeln!(text, "{key} {line}").unwrap();
-        }
+        let Some(line) = rows.get(&key) else { continue };
+        // Predictions need no compiler: all are those of today.
+        let line = match line.split_once(" | ") {
+            Some((strategy, _)) if !strategy.starts_with("fails:") => case.line(strategy),
+            _ => line.clone(),
+        };
+        writeln!(text, "{key} {line}").unwrap();
     }
     fs::create_dir_all(page.parent().unwrap()).unwrap();
     fs::write(&page, text).unwrap();
