@@ -97,11 +97,10 @@ def trainer(me, port, home, backend, arguments):
 
 
 class Titan:
-    """Runs the trainer, one run after the other on the same ranks."""
+    """Runs the trainer, each time on fresh ranks."""
 
     def __init__(self, directory):
         self.directory = directory
-        self._ranks = {}
         self._seeds = {}
         self._seen = {}
         spec = importlib.util.spec_from_file_location(
@@ -124,11 +123,8 @@ class Titan:
             *options,
         ]
         home = str(self.directory)
-        if world not in self._ranks:
-            self._ranks[world] = Ranks(world, init=None)
-        runs = self._ranks[world].values(
-            trainer, free_port(), home, backend, arguments, deadline=200
-        )
+        with Ranks(world, init=None) as ranks:
+            runs = ranks.values(trainer, free_port(), home, backend, arguments, deadline=200)
         # The last stage of a pipeline has the loss; the others have -1.
         return max(runs, key=lambda run: run[max(run)][0] if run else 0)
 
@@ -141,11 +137,6 @@ class Titan:
             self._seeds[config] = self.directory / "outputs" / folder / "step-0"
             assert (self._seeds[config] / ".metadata").exists()
         return f"--checkpoint.initial_load_path={self._seeds[config]}"
-
-    def close(self):
-        """Ends the ranks."""
-        for ranks in self._ranks.values():
-            ranks.close()
 
     def from_seed(self, config, parallelism, world=4, backend=BACKEND):
         """As `run`, from the seed checkpoint; each run is done once."""
@@ -168,9 +159,7 @@ class Titan:
 @pytest.fixture(scope="module")
 def titan(tmp_path_factory):
     """The trainer with its assets and seed checkpoints."""
-    runs = Titan(tmp_path_factory.mktemp("titan"))
-    yield runs
-    runs.close()
+    return Titan(tmp_path_factory.mktemp("titan"))
 
 
 def check(found, expected, rtol=2e-5):
