@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use super::lock;
 use crate::config::Config;
@@ -40,8 +40,13 @@ const TPU_PCI_IDS: &[&str] = &[
     "0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076",
 ];
 
-/// Whether this host has a TPU.
+/// Whether this host has a TPU. Asked often by torch, so looked up once.
 pub fn has_tpu() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(look_for_tpu)
+}
+
+fn look_for_tpu() -> bool {
     let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
     let is_tpu = |device: &Path| {
         read(device.join("vendor")).trim() == "0x1ae0"
@@ -82,5 +87,5 @@ pub fn is_available() -> bool {
 /// available, but not the one that torch chooses where none is named.
 pub fn is_preferred() -> bool {
     let config = Config::peek();
-    is_available() && (has_tpu() || config.plugin.is_some() || config.virtual_slice.is_some())
+    (config.plugin.is_some() || config.virtual_slice.is_some() || has_tpu()) && is_available()
 }
