@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -44,6 +45,17 @@ def test_it_is_chosen_where_it_is_asked_for():
     on_tpu = torch.tpu.get_device_properties().platform == "tpu"
     expected = ["True", "tpu"] if on_tpu else ["False", "cpu"]
     assert child(code, **without).stdout.split() == expected
+
+
+def test_asking_for_it_costs_little():
+    """Torch asks at every barrier."""
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(200):
+            torch._C._get_accelerator()
+        rounds.append((time.perf_counter() - start) / 200)
+    assert min(rounds) < 10e-6
 
 
 def test_groups_without_a_backend_have_that_of_the_device():
