@@ -107,7 +107,7 @@ def test_the_demo_on_two_hosts():
 
 
 def test_import_torch_stays_quick_and_quiet():
-    """What the package adds to `import torch` is a twentieth of it at most, and says nothing."""
+    """What the package adds to `import torch` is a fiftieth of it at most; it says nothing."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import torch"],
         capture_output=True,
@@ -128,4 +128,4 @@ def test_import_torch_stays_quick_and_quiet():
     }
     ours = {name: own for name, own in times.items() if name.split(".")[0] == BACKEND}
     assert ours, "torch did not load the package's entry point"
-    assert sum(ours.values()) < 0.05 * sum(times.values()), ours
+    assert sum(ours.values()) < 0.02 * sum(times.values()), ours
