@@ -215,7 +215,7 @@ def plugin_for_jax() -> str | None:
 
     from tpu_dist._backend import load
 
-    plugin = load().device.plugin()
+    plugin = str(load().device.plugin())
     code = (
         "import sys, jax\n"
         "from jax._src import xla_bridge\n"

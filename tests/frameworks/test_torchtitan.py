@@ -177,7 +177,9 @@ def test_losses_are_those_of_gloo(titan, name):
     config, parallelism = PARALLELISM[name]
     found = titan.from_seed(config, parallelism)
     assert found[STEPS][0] < found[1][0]
-    check(found, titan.from_seed(config, parallelism, backend="gloo"))
+    # Experts sum their tokens in whatever order threads take them.
+    rtol = 2e-4 if name.startswith("EP") else 2e-5
+    check(found, titan.from_seed(config, parallelism, backend="gloo"), rtol)
 
 
 def test_losses_are_those_of_one_process(titan):
