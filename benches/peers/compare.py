@@ -21,17 +21,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpu_dist.cli.bench import OPERATIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "build" / "peers"
-OPERATIONS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "send_recv",
-    "barrier",
-)
 INTEL = {
     "I_MPI_ROOT": str(PEERS / "venv"),
     "PATH": f"{PEERS / 'venv' / 'bin'}:{os.environ['PATH']}",

@@ -107,7 +107,8 @@ def test_the_demo_on_two_hosts():
 
 
 def test_import_torch_stays_quick_and_quiet():
-    """What the package adds to `import torch` is a fiftieth of it at most; it says nothing."""
+    """What the package adds to `import torch` is under 20 ms, or a hundredth of it where the
+    machine is slow, and says nothing."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import torch"],
         capture_output=True,
@@ -128,4 +129,4 @@ def test_import_torch_stays_quick_and_quiet():
     }
     ours = {name: own for name, own in times.items() if name.split(".")[0] == BACKEND}
     assert ours, "torch did not load the package's entry point"
-    assert sum(ours.values()) < 0.02 * sum(times.values()), ours
+    assert sum(ours.values()) < max(20_000, 0.01 * sum(times.values())), ours

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tpu_dist_collectives::{DType, Kind};
-use tpu_dist_runtime::{Call, Communicator, DirectoryStore, GroupSpec, Pieces, Shape};
+use tpu_dist_runtime::{Call, Communicator, DirectoryStore, GroupSpec};
 
 const SPLITS: u32 = 200;
 
@@ -73,19 +73,7 @@ fn run(rank: u32) {
         .expect("the world meets");
     let create = begin.elapsed();
     let barrier = |group: &Communicator| {
-        let call = Call {
-            kind: Kind::Barrier,
-            op: None,
-            dtype: DType::U8,
-            root: 0,
-            tensors: 1,
-            shape: Shape::default(),
-            input: Pieces::new(),
-            output: Pieces::new(),
-            memory: None,
-            timeout: None,
-            asynchronous: false,
-        };
+        let call = Call::new(Kind::Barrier, DType::U8);
         // SAFETY: no memory is involved.
         let operation = unsafe { group.collective(call, None) }.expect("the call is right");
         operation.wait(None).expect("all ranks come");

@@ -205,6 +205,25 @@ pub struct Call {
     pub asynchronous: bool,
 }
 
+impl Call {
+    /// A collective without pieces yet, synchronous, with the group's timeout.
+    pub fn new(kind: Kind, dtype: DType) -> Call {
+        Call {
+            kind,
+            op: None,
+            dtype,
+            root: 0,
+            tensors: 1,
+            shape: Shape::default(),
+            input: Pieces::new(),
+            output: Pieces::new(),
+            memory: None,
+            timeout: None,
+            asynchronous: false,
+        }
+    }
+}
+
 /// One message.
 #[derive(Clone, Debug)]
 pub struct MessageCall {

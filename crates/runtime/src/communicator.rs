@@ -291,7 +291,8 @@ impl Communicator {
         };
         // SAFETY: there is no segment.
         let operation = unsafe { self.start(job, bytes, None) }?;
-        operation.result().unwrap_or(Ok(()))
+        // It was not asynchronous.
+        operation.result().expect("it has ended")
     }
 
     /// Starts a checked collective on `bytes` bytes.

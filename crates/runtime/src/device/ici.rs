@@ -27,7 +27,7 @@ use crate::executor::Program;
 use crate::pjrt::{
     self, Buffer, CompileOptions, DeviceDescription, ElementType, LaunchOptions, Value,
 };
-use crate::{Call, Communicator, Shape, aten};
+use crate::{Call, Communicator, aten};
 
 /// The devices of a group's ranks, and the programs that they have run together.
 #[derive(Debug)]
@@ -432,29 +432,17 @@ fn exchange(group: &Communicator, own: &[u64]) -> Result<Vec<u64>, crate::Error>
     let bytes = size_of_val(own);
     let own = own.to_vec();
     let mut all = vec![0u64; own.len() * group.size() as usize];
-    let mut call = Call {
-        kind: Kind::AllGather,
-        op: None,
-        dtype: DType::U64,
-        root: 0,
-        tensors: 1,
-        shape: Shape::default(),
-        input: Pieces::new(),
-        output: Pieces::new(),
-        memory: None,
-        timeout: None,
-        asynchronous: false,
-    };
+    let mut call = Call::new(Kind::AllGather, DType::U64);
     call.input.push(own.as_ptr() as *mut u8, bytes);
     call.input.end_piece();
     for piece in all.chunks_mut(own.len()) {
         call.output.push(piece.as_mut_ptr().cast(), bytes);
         call.output.end_piece();
     }
-    // SAFETY: a call that is not asynchronous has ended when it returns, unless it was
-    // interrupted; the memory is then left to it for good.
+    // SAFETY: a call that is not asynchronous has ended when it returns without an error; where
+    // it was interrupted, the memory is left to it for good.
     match unsafe { group.collective(call, None) } {
-        Ok(operation) => operation.result().unwrap_or(Ok(()))?,
+        Ok(operation) => operation.result().expect("it has ended")?,
         Err(error) => {
             forget((own, all));
             return Err(error);
@@ -463,28 +451,13 @@ fn exchange(group: &Communicator, own: &[u64]) -> Result<Vec<u64>, crate::Error>
     Ok(all)
 }
 
-/// The type in which buffers have elements of `dtype`, as in [`tpu_dist_collectives::lower`].
+/// The type in which buffers have elements of `dtype`; for what XLA has no type for, that of
+/// their bytes, as in [`tpu_dist_collectives::lower`].
 fn element(dtype: DType) -> ElementType {
-    match dtype {
-        DType::U8 | DType::F4E2M1FNX2 | DType::QU8 => ElementType::U8,
-        DType::I8 | DType::QI8 => ElementType::S8,
-        DType::U16 => ElementType::U16,
-        DType::I16 => ElementType::S16,
-        DType::U32 | DType::C32 => ElementType::U32,
-        DType::I32 | DType::QI32 => ElementType::S32,
-        DType::U64 => ElementType::U64,
-        DType::I64 => ElementType::S64,
-        DType::Bool => ElementType::Pred,
-        DType::F16 => ElementType::F16,
-        DType::BF16 => ElementType::BF16,
-        DType::F32 => ElementType::F32,
-        DType::F64 => ElementType::F64,
-        DType::C64 => ElementType::C64,
-        DType::C128 => ElementType::C128,
-        DType::F8E4M3FN => ElementType::F8E4M3FN,
-        DType::F8E5M2 => ElementType::F8E5M2,
-        DType::F8E4M3FNUZ => ElementType::F8E4M3FNUZ,
-        DType::F8E5M2FNUZ => ElementType::F8E5M2FNUZ,
-        DType::F8E8M0FNU => ElementType::F8E8M0FNU,
-    }
+    ElementType::from_dtype(dtype).unwrap_or(match dtype {
+        DType::C32 => ElementType::U32,
+        DType::QI32 => ElementType::S32,
+        DType::QI8 => ElementType::S8,
+        _ => ElementType::U8,
+    })
 }
