@@ -32,6 +32,9 @@ OPERATORS = "tests/device/test_opinfo.py"
 SUMMARY = re.compile(r"^(=* ?\d+ (passed|failed).* in [\d.]+s|test result: | *Summary \[)")
 """The summary lines of pytest, cargo test and cargo nextest."""
 
+FAILURE = re.compile(r"^(FAILED|ERROR) |^ +(FAIL|TIMEOUT|SIG[A-Z]+) \[")
+"""The lines by which pytest and cargo nextest name a test that failed."""
+
 
 @dataclass
 class Result:
@@ -40,9 +43,12 @@ class Result:
     succeeded: bool = False
     passed: int = 0
     failed: int = 0
+    failures: list[str] = field(default_factory=list)
 
     def count(self, line: str) -> None:
-        """Adds the figures of a summary line."""
+        """Adds the figures of a summary line, or the name of a test that failed."""
+        if FAILURE.match(line):
+            self.failures.append(line.strip())
         if SUMMARY.match(line):
             self.passed += sum(map(int, re.findall(r"(\d+) passed", line)))
             self.failed += sum(map(int, re.findall(r"(\d+) (?:failed|errors?)", line)))
@@ -222,6 +228,8 @@ def main() -> int:
     broken = [name for name, result in results.items() if not result.succeeded]
     print(f"\n{passed} passed, {failed} failed in {time.monotonic() - start:.0f} s", end="")
     print(f"; failed stages: {', '.join(broken)}" if broken else "")
+    for name in broken:
+        print("\n".join([f"{name}:", *(f"  {line}" for line in results[name].failures)]))
     return 1 if broken else 0
 
 

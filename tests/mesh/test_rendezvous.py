@@ -123,8 +123,9 @@ def test_torchrun(tmp_path, failures):
             dist.init_process_group("gloo")
             rank = torch.tensor([dist.get_rank()])
             dist.all_reduce(rank)
-            print("RANK", dist.get_rank(), "WORKER", os.environ["TPU_WORKER_ID"],
-                  "SUM", rank.item(), flush=True)
+            # One write a line: the workers share a pipe.
+            os.write(1, f"RANK {{dist.get_rank()}} WORKER {{os.environ['TPU_WORKER_ID']}} "
+                        f"SUM {{rank.item()}}\\n".encode())
             dist.destroy_process_group()
             """
         )
