@@ -19,7 +19,13 @@ CASES = [
     for name in OPERATIONS
     for dtype, op in (("float32", "SUM"), ("bfloat16", "AVG"), ("int64", "MAX"))
     for count in (0, 1, 17, 1000, 70_000)
-] + [Case("all_reduce", "float32", 1 << 20), Case("all_to_all_single", "float32", 1 << 18)]
+] + [
+    Case("all_reduce", "float32", 1 << 20),
+    # Several parts, the last of odd length.
+    Case("all_reduce", "bfloat16", 1_500_003, op="AVG"),
+    Case("all_reduce", "float64", 700_001, op="PREMUL_SUM"),
+    Case("all_to_all_single", "float32", 1 << 18),
+]
 
 
 def on(lan, placement, *, timeout=20, address=None, init=True, env=None):

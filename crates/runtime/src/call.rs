@@ -17,6 +17,26 @@ pub struct Segment {
     pub bytes: usize,
 }
 
+impl Segment {
+    /// `bytes` of it from `offset` on.
+    pub(crate) fn part(self, offset: usize, bytes: usize) -> Segment {
+        debug_assert!(offset + bytes <= self.bytes);
+        Segment {
+            ptr: self.ptr.wrapping_add(offset),
+            bytes,
+        }
+    }
+}
+
+impl From<&mut [u8]> for Segment {
+    fn from(memory: &mut [u8]) -> Segment {
+        Segment {
+            ptr: memory.as_mut_ptr(),
+            bytes: memory.len(),
+        }
+    }
+}
+
 // SAFETY: a segment is an address. Who dereferences it relies on the contract of
 // `Communicator::collective`: the memory stays valid and untouched until the
 // operation has ended, whichever thread works on it.

@@ -24,8 +24,13 @@ pub(crate) const EAGER_BYTES: usize = 64 << 10;
 const CREDIT_BYTES: usize = 4 << 20;
 /// Largest part of a large message in one frame: others get their turn in between.
 const FRAGMENT_BYTES: usize = 256 << 10;
-/// What a network stream reads ahead.
+/// What a network stream reads ahead of frames.
 const READ_AHEAD: usize = 64 << 10;
+/// What it reads ahead of large payloads: the next heads, but little that is to be copied.
+const READ_AHEAD_OF_PAYLOADS: usize = 512;
+/// Frames that one call writes, and the bytes after which no more are added.
+const BATCH: usize = 8;
+const BATCH_BYTES: usize = 128 << 10;
 
 /// Readable memory.
 #[derive(Clone, Copy)]
@@ -129,14 +134,14 @@ impl Transfer {
         })
     }
 
-    /// A receive of an eager message of any size up to `segment`'s.
+    /// A receive of an eager message of any size up to that of the segments.
     ///
     /// # Safety
     /// As [`Transfer::new`].
-    pub(crate) unsafe fn up_to(segment: Segment) -> Arc<Transfer> {
-        debug_assert!(segment.bytes <= EAGER_BYTES);
+    pub(crate) unsafe fn up_to(segments: &[Segment]) -> Arc<Transfer> {
         // SAFETY: passed on.
-        let mut transfer = unsafe { Transfer::new(&[segment], None) };
+        let mut transfer = unsafe { Transfer::new(segments, None) };
+        debug_assert!(transfer.bytes <= EAGER_BYTES);
         Arc::get_mut(&mut transfer).expect("not shared yet").exact = false;
         transfer
     }
@@ -323,10 +328,11 @@ enum Sink {
     Discard,
 }
 
-/// One stream of a link, with the frame it is writing and the one it is reading.
+/// One stream of a link, with the frames it is writing and the one it is reading.
 struct Lane {
     stream: Box<dyn Stream>,
-    writing: Option<Outgoing>,
+    /// Up to [`BATCH`] frames, the first of which may have been written in part.
+    writing: VecDeque<Outgoing>,
     /// Bytes read and not yet understood: `buffer[start..end]`.
     buffer: Box<[u8]>,
     start: usize,
@@ -397,7 +403,7 @@ impl Link {
         };
         self.lock().lanes.push(Lane {
             stream,
-            writing: None,
+            writing: VecDeque::with_capacity(BATCH),
             buffer: vec![0; ahead].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -414,7 +420,7 @@ impl Link {
     pub(crate) fn descriptors(&self, mut visit: impl FnMut(BorrowedFd<'_>, bool)) {
         for lane in &self.lock().lanes {
             if let Some(fd) = lane.stream.fd() {
-                visit(fd, lane.writing.is_some());
+                visit(fd, !lane.writing.is_empty());
             }
         }
     }
@@ -427,7 +433,7 @@ impl Link {
         }
         let queued = inner.frames.len() + inner.sending.len();
         let lanes = inner.lanes.iter();
-        let unsent = lanes.map(|lane| lane.stream.unsent() + usize::from(lane.writing.is_some()));
+        let unsent = lanes.map(|lane| lane.stream.unsent() + lane.writing.len());
         queued + unsent.sum::<usize>()
     }
 
@@ -442,13 +448,20 @@ impl Link {
         finished.tell();
     }
 
-    /// Posts a receive.
+    /// Posts a receive. That of a collective moves nothing yet on a connection: whoever runs one
+    /// sends or polls next, and what there is to say goes out with that.
     pub(crate) fn receive(&self, key: Key, source: u32, transfer: Arc<Transfer>, mode: Mode) {
         let mut finished = Finished::default();
         {
             let mut inner = self.lock();
             inner.receive(key, source, transfer, mode, &mut finished);
-            inner.turn(self, &mut finished);
+            // Rings are polled only when the peer says that it has moved.
+            let polled = inner.lanes.iter().any(|lane| lane.stream.fd().is_some());
+            if mode == Mode::Collective && polled {
+                self.busy.store(true, Ordering::Relaxed);
+            } else {
+                inner.turn(self, &mut finished);
+            }
         }
         finished.tell();
     }
@@ -741,7 +754,7 @@ impl Inner {
             || !self.offered.is_empty()
             || !self.awaiting.is_empty()
             || !self.receiving.is_empty()
-            || self.lanes.iter().any(|lane| lane.writing.is_some());
+            || self.lanes.iter().any(|lane| !lane.writing.is_empty());
         link.busy.store(busy, Ordering::Relaxed);
         wrote || read
     }
@@ -750,34 +763,29 @@ impl Inner {
         let mut moved = false;
         for index in 0..self.lanes.len() {
             loop {
-                if self.lanes[index].writing.is_none() {
-                    self.lanes[index].writing = self.next_outgoing(index == 0);
+                let mut queued: usize = self.lanes[index].writing.iter().map(Outgoing::left).sum();
+                while self.lanes[index].writing.len() < BATCH && queued < BATCH_BYTES {
+                    let Some(outgoing) = self.next_outgoing(index == 0) else {
+                        break;
+                    };
+                    queued += outgoing.left();
+                    self.lanes[index].writing.push_back(outgoing);
                 }
                 let lane = &mut self.lanes[index];
-                let Some(outgoing) = &mut lane.writing else {
+                if lane.writing.is_empty() {
                     break;
-                };
-                match outgoing.write(lane.stream.as_mut()) {
-                    Ok((written, complete)) => {
-                        moved |= written > 0;
-                        if !complete {
-                            if written == 0 {
-                                break;
-                            }
-                            continue;
-                        }
-                    }
+                }
+                let (written, offered) = match lane.write(finished) {
+                    Ok(bytes) => bytes,
                     Err(error) => {
                         self.fail(&error, finished);
                         return true;
                     }
-                }
-                if let Some((transfer, _, bytes)) = lane.writing.take().and_then(|out| out.payload)
-                {
-                    let left = transfer.left.fetch_sub(bytes, Ordering::Relaxed);
-                    if left == bytes {
-                        finished.add(transfer, Ok(()));
-                    }
+                };
+                moved |= written > 0;
+                // A connection that took a part is full; a ring may have room by now.
+                if written == 0 || (written < offered && lane.stream.fd().is_some()) {
+                    break;
                 }
             }
         }
@@ -813,22 +821,37 @@ impl Inner {
 
     fn read(&mut self, any: &AnySource, finished: &mut Finished) -> bool {
         let mut moved = false;
+        // Of large payloads little comes by way of the buffer: it would be copied once more.
+        let most = if self.receiving.is_empty() {
+            READ_AHEAD
+        } else {
+            READ_AHEAD_OF_PAYLOADS
+        };
         for index in 0..self.lanes.len() {
             // One turn reads a bounded amount, so that a fast sender cannot hold a thread.
             for _ in 0..16 {
-                match self.lanes[index].fill() {
-                    Ok(0) => break,
-                    Ok(_) => moved = true,
+                let lane = &mut self.lanes[index];
+                let drained = match lane.fill(most) {
+                    Ok((0, _)) => break,
+                    // A connection that gave less than it could is empty; a ring may have
+                    // more by now.
+                    Ok((read, room)) => {
+                        moved = true;
+                        read < room && lane.stream.fd().is_some()
+                    }
                     Err(error) => {
                         self.understand(index, any, finished);
                         self.fail(&error, finished);
                         return true;
                     }
-                }
+                };
                 if !self.understand(index, any, finished) {
                     let error = io::Error::new(io::ErrorKind::InvalidData, "malformed message");
                     self.fail(&error, finished);
                     return true;
+                }
+                if drained {
+                    break;
                 }
             }
         }
@@ -1070,7 +1093,7 @@ impl Inner {
         }
         self.closed = Some(reason.to_owned());
         let queued = std::mem::take(&mut self.frames);
-        let writing = self.lanes.drain(..).filter_map(|lane| lane.writing);
+        let writing = self.lanes.drain(..).flat_map(|lane| lane.writing);
         let from_frames = queued
             .into_iter()
             .chain(writing)
@@ -1092,13 +1115,26 @@ impl Inner {
 }
 
 impl Outgoing {
-    /// Writes on; returns the bytes written and whether the frame is complete.
-    fn write(&mut self, stream: &mut dyn Stream) -> io::Result<(usize, bool)> {
+    fn total(&self) -> usize {
+        Frame::LEN + self.payload.as_ref().map_or(0, |(_, _, bytes)| *bytes)
+    }
+
+    /// Bytes that are not yet written.
+    fn left(&self) -> usize {
+        self.total() - self.written
+    }
+
+    /// An upper bound of the parts that [`Outgoing::parts`] gives.
+    fn most_parts(&self) -> usize {
+        let payload = self.payload.as_ref();
+        1 + payload.map_or(0, |(transfer, ..)| transfer.segments.len().clamp(1, 14))
+    }
+
+    /// What is not yet written, up to 15 parts; returns the bytes they hold.
+    fn parts(&self, parts: &mut SmallVec<[WritePart; 16]>) -> usize {
         static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
-        let mut parts: SmallVec<[WritePart; 16]> = SmallVec::new();
-        let payload = self.payload.as_ref().map_or(0, |(_, _, bytes)| *bytes);
-        let total = Frame::LEN + payload;
         let head = &self.head[self.written.min(Frame::LEN)..];
+        let mut held = head.len();
         if !head.is_empty() {
             parts.push(WritePart {
                 ptr: head.as_ptr(),
@@ -1113,21 +1149,57 @@ impl Outgoing {
                     ptr: ZEROS.as_ptr(),
                     bytes,
                 });
+                held += bytes;
             } else {
                 transfer.parts(offset + done, bytes - done, |ptr, bytes| {
                     parts.push(WritePart { ptr, bytes });
+                    held += bytes;
                 });
             }
         }
-        let written = stream.write(&parts)?;
-        self.written += written;
-        Ok((written, self.written == total))
+        held
     }
 }
 
 impl Lane {
-    /// Reads what has come: first the payload that is awaited, then ahead.
-    fn fill(&mut self) -> io::Result<usize> {
+    /// Writes on in one call; returns the bytes written, and those there were to write.
+    fn write(&mut self, finished: &mut Finished) -> io::Result<(usize, usize)> {
+        let mut parts: SmallVec<[WritePart; 16]> = SmallVec::new();
+        let mut offered = 0;
+        for (index, outgoing) in self.writing.iter().enumerate() {
+            // A frame has up to 15 parts; the first always goes, whatever it has.
+            if index > 0 && parts.len() + outgoing.most_parts() > parts.inline_size() {
+                break;
+            }
+            let held = outgoing.parts(&mut parts);
+            offered += held;
+            if held < outgoing.left() {
+                break;
+            }
+        }
+        let written = self.stream.write(&parts)?;
+        let mut left = written;
+        while left > 0 {
+            let outgoing = self.writing.front_mut().expect("only these were written");
+            let step = left.min(outgoing.left());
+            outgoing.written += step;
+            left -= step;
+            if outgoing.left() > 0 {
+                break;
+            }
+            let payload = self.writing.pop_front().and_then(|done| done.payload);
+            if let Some((transfer, _, bytes)) = payload
+                && transfer.left.fetch_sub(bytes, Ordering::Relaxed) == bytes
+            {
+                finished.add(transfer, Ok(()));
+            }
+        }
+        Ok((written, offered))
+    }
+
+    /// Reads what has come: first the payload that is awaited, then at most `most` bytes ahead.
+    /// Returns the bytes read, and those there was room for.
+    fn fill(&mut self, most: usize) -> io::Result<(usize, usize)> {
         let mut parts: SmallVec<[ReadPart; 16]> = SmallVec::new();
         let mut sink_bytes = 0;
         if self.start == self.end {
@@ -1141,14 +1213,16 @@ impl Lane {
                 if sink_bytes < *left && sink_bytes > 0 {
                     let read = self.stream.read(&parts)?;
                     self.advance(read);
-                    return Ok(read);
+                    return Ok((read, sink_bytes));
                 }
             }
         } else if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let ahead = &mut self.buffer[self.end..];
+        let end = self.buffer.len().min(self.end.max(most));
+        let ahead = &mut self.buffer[self.end..end];
+        let room = sink_bytes + ahead.len();
         if !ahead.is_empty() {
             parts.push(ReadPart {
                 ptr: ahead.as_mut_ptr(),
@@ -1159,7 +1233,7 @@ impl Lane {
         let placed = read.min(sink_bytes);
         self.advance(placed);
         self.end += read - placed;
-        Ok(read)
+        Ok((read, room))
     }
 
     /// Moves read-ahead bytes to the payload that is awaited.

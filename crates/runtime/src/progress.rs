@@ -64,7 +64,9 @@ pub(crate) fn wait<T>(
     // A peer on another core answers within microseconds: spin. A peer that shares this core
     // needs it: yield, which costs next to nothing when nobody else wants the core.
     let spins = if crowded { 20 } else { 500 };
-    let patience = Config::get().spin;
+    // Sleep costs more where another host has to wake: the network, the thread that watches it,
+    // then this one. Two ranks that slept for each other would not stop.
+    let patience = Config::get().spin * if fabric.has_remote() { 4 } else { 1 };
     let mut last_interrupt = None;
     let mut idle = 0u32;
     let mut idle_since = None;

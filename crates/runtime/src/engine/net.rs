@@ -7,6 +7,8 @@
 
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -29,6 +31,10 @@ use crate::wire::Class;
 
 /// Largest message of a plan, so that a receiver reduces one while the next comes.
 const MESSAGE_BYTES: u64 = 256 << 10;
+/// Bytes for each rank of a part of an all-reduce. Two parts run at a time, so that one is
+/// gathered while the next is reduced, and what was reduced is still in the cache when it is
+/// sent.
+const PART_BYTES: u64 = 256 << 10;
 /// Receives that are posted ahead of the running step.
 const WINDOW: usize = 16;
 /// Parts of a collective that exchange messages; each has its own channel.
@@ -39,7 +45,12 @@ const SCALE_BYTES: usize = 8;
 const PLANS: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
 
 /// What decides on a plan.
-type Asked = (Request, Option<(ReduceKind, DType)>);
+#[derive(PartialEq, Eq, Hash)]
+struct Asked {
+    request: Request,
+    part: Option<u64>,
+    reduction: Option<(ReduceKind, DType)>,
+}
 
 /// The engine of a group on several hosts. One collective at a time uses it.
 pub(crate) struct Net {
@@ -98,7 +109,7 @@ struct Pooled<'a> {
 impl Drop for Pooled<'_> {
     fn drop(&mut self) {
         let mut pool = self.pool.lock().expect("no panic while the pool is held");
-        if pool.len() < 2 * WINDOW {
+        if pool.len() < 4 * WINDOW {
             pool.push(std::mem::take(&mut self.data));
         }
     }
@@ -137,17 +148,19 @@ impl Net {
             written: &self.written,
         };
         let small = self.is_small(data);
-        let records = self.agree(job, sequence, &self.record(data, small)).await?;
-        let record = |rank: usize| &records[rank * (records.len() / data.ranks)..];
+        let records = self
+            .agree(job, sequence, self.own_record(data, small))
+            .await?;
         let scale = |rank: usize| {
-            let bytes = record(rank)
+            let bytes = records
+                .of(rank)
                 .first_chunk()
                 .expect("a record begins with its factor");
             f64::from_le_bytes(*bytes)
         };
         if job.call.kind == Kind::AllToAll {
             return self
-                .all_to_all(data, sequence, |rank| &record(rank)[SCALE_BYTES..])
+                .all_to_all(data, sequence, |rank| &records.of(rank)[SCALE_BYTES..])
                 .await;
         }
         if small {
@@ -155,22 +168,39 @@ impl Net {
                 Some(_) => (0..data.ranks).map(scale).collect(),
                 None => SmallVec::new(),
             };
-            data.finish_whole(&scales, |rank| record(rank)[SCALE_BYTES..].as_ptr());
+            data.finish_whole(&scales, |rank| records.of(rank)[SCALE_BYTES..].as_ptr());
             return Ok(());
         }
-        let mut memory = Memory::new(self, job);
-        let plan = self.plan(job, memory.counts(job))?;
-        let scratch = plan.scratch as usize * job.call.dtype.size();
-        let mut buffer = self.buffer(scratch);
-        memory.scratch = [Segment {
-            ptr: buffer.data.as_mut_ptr(),
-            bytes: scratch,
-        }];
-        self.execute(job, sequence, &plan.steps, &memory).await
+        let memory = Memory::new(self, job);
+        let counts = memory.counts(job);
+        let part = u64::from(self.ranks) * PART_BYTES / job.call.dtype.size() as u64;
+        if job.call.kind != Kind::AllReduce || counts[0] <= part {
+            let plan = self.plan(job, counts, None)?;
+            return self
+                .execute(job, self.channel(sequence, 2), &plan, memory)
+                .await;
+        }
+        let run = async |lane: u64| {
+            let key = self.channel(sequence, 2 + lane);
+            for begin in (lane * part..counts[0]).step_by(2 * part as usize) {
+                let range = begin..(begin + part).min(counts[0]);
+                let plan = self.plan(job, counts.clone(), Some(range.end - range.start))?;
+                let memory = memory.part(range, job.call.dtype.size());
+                self.execute(job, key, &plan, memory).await?;
+            }
+            Ok(())
+        };
+        both(pin!(run(0)), pin!(run(1))).await
     }
 
-    /// This rank's part of the algorithm that is predicted to be fastest.
-    fn plan(&self, job: &Job, counts: Vec<u64>) -> Result<Arc<RankPlan>, Failure> {
+    /// This rank's steps, by the algorithm that is predicted to be fastest for the whole call: for
+    /// all of it, or for a `part` with so many elements.
+    fn plan(
+        &self,
+        job: &Job,
+        counts: Vec<u64>,
+        part: Option<u64>,
+    ) -> Result<Arc<RankPlan>, Failure> {
         let size = job.call.dtype.size();
         let request = Request {
             kind: job.call.kind,
@@ -180,8 +210,11 @@ impl Net {
             element_size: size as u32,
             max_message: (MESSAGE_BYTES / size as u64).max(1),
         };
-        let reduction = job.call.op.map(|op| (op.kind(), job.call.dtype));
-        let asked = (request, reduction);
+        let asked = Asked {
+            request,
+            part,
+            reduction: job.call.op.map(|op| (op.kind(), job.call.dtype)),
+        };
         let plans = || self.plans.lock().expect("no panic while plans are held");
         if let Some(plan) = plans().get(&asked) {
             return Ok(plan.clone());
@@ -189,9 +222,19 @@ impl Net {
         let model = Constants::default();
         let selector =
             Selector::new(&model, Transport::Network).force(Config::get().algorithm.as_deref());
-        let choice = selector.select(&asked.0, reduction);
+        let choice = selector.select(&asked.request, asked.reduction);
         let choice = choice.map_err(|error| Failure::Plan(error.to_string()))?;
-        let plan = Arc::new(choice.algorithm.steps(&asked.0, self.me));
+        let steps = match part {
+            None => choice.algorithm.steps(&asked.request, self.me),
+            Some(count) => {
+                let request = Request {
+                    counts: vec![count],
+                    ..asked.request.clone()
+                };
+                choice.algorithm.steps(&request, self.me)
+            }
+        };
+        let plan = Arc::new(steps);
         plans().put(asked, plan.clone());
         Ok(plan)
     }
@@ -209,27 +252,37 @@ impl Net {
         data.largest_contribution() <= most.min(room)
     }
 
-    /// What this rank tells all others along with its signature.
-    fn record(&self, data: Data<'_>, small: bool) -> Vec<u8> {
+    /// What this rank tells all others along with its signature, with room for what they tell.
+    fn own_record(&self, data: Data<'_>, small: bool) -> Records<'_> {
         let call = &data.job.call;
-        let mut record = data.job.scale().unwrap_or(1.0).to_le_bytes().to_vec();
+        let bytes = match call.kind {
+            Kind::AllToAll => 2 * size_of::<u64>() * data.ranks,
+            _ if small => data.largest_contribution(),
+            _ => 0,
+        };
+        let length = SCALE_BYTES + bytes;
+        let mut buffer = self.buffer(data.ranks * length + EAGER_BYTES);
+        let (factor, rest) = buffer.data.split_at_mut(SCALE_BYTES);
+        factor.copy_from_slice(&data.job.scale().unwrap_or(1.0).to_le_bytes());
         if call.kind == Kind::AllToAll {
             let sent = (0..data.ranks).map(|rank| call.input.piece_bytes(rank));
             let expected = (0..data.ranks).map(|rank| call.output.piece_bytes(rank));
-            record.extend(
-                sent.chain(expected)
-                    .flat_map(|size| (size as u64).to_le_bytes()),
-            );
+            for (entry, size) in rest.as_chunks_mut().0.iter_mut().zip(sent.chain(expected)) {
+                *entry = (size as u64).to_le_bytes();
+            }
         } else if small {
-            record.resize(SCALE_BYTES + data.largest_contribution(), 0);
-            let to = record[SCALE_BYTES..].as_mut_ptr();
             let (segments, bytes) = data.contribution();
             walk(segments, 0, bytes, |from, at, count| {
                 // SAFETY: the record has room for the largest contribution.
-                unsafe { copy(to.add(at), from, count) };
+                unsafe { copy(rest.as_mut_ptr().add(at), from, count) };
             });
         }
-        record
+        Records {
+            buffer,
+            length,
+            me: data.me,
+            ranks: data.ranks,
+        }
     }
 
     fn peer(&self, rank: u32) -> &Arc<Peer> {
@@ -246,17 +299,20 @@ impl Net {
         }
     }
 
+    /// At least so many bytes; what they hold does not matter.
     fn buffer(&self, bytes: usize) -> Pooled<'_> {
         let mut pool = self.pool.lock().expect("no panic while the pool is held");
-        let fitting = pool.iter().position(|data| data.capacity() >= bytes);
-        let mut data = fitting
-            .map(|index| pool.swap_remove(index))
-            .unwrap_or_default();
+        let fitting = pool.iter().enumerate();
+        let fitting = fitting
+            .filter(|(_, data)| data.len() >= bytes)
+            .min_by_key(|(_, data)| data.len())
+            .map(|(index, _)| index);
+        let data = fitting.map(|index| pool.swap_remove(index));
         drop(pool);
-        // Contents do not matter, so nothing is cleared that was there before.
-        data.resize(bytes, 0);
+        // Sizes that are much alike serve each other.
+        let fresh = || vec![0; bytes.next_multiple_of(EAGER_BYTES)];
         Pooled {
-            data,
+            data: data.unwrap_or_else(fresh),
             pool: &self.pool,
         }
     }
@@ -291,20 +347,6 @@ impl Net {
         }
     }
 
-    fn send_owned(&self, to: u32, key: Key, data: Pooled<'_>) -> Message<'_> {
-        let data = Pooled {
-            data: take(data),
-            pool: &self.pool,
-        };
-        let segment = Segment {
-            ptr: data.data.as_ptr().cast_mut(),
-            bytes: data.data.len(),
-        };
-        // SAFETY: the message owns the data, on the heap, and drops the flight first.
-        let flight = unsafe { self.send(to, key, &[segment]) };
-        Message { flight, data }
-    }
-
     fn receive_owned(&self, from: u32, key: Key, bytes: usize) -> Message<'_> {
         let mut data = self.buffer(bytes);
         let segment = Segment {
@@ -316,57 +358,76 @@ impl Net {
         Message { flight, data }
     }
 
-    /// All ranks compare their signatures, and get the record of every rank, one after the
-    /// other. Ranks that agree have records of one length.
+    /// All ranks compare their signatures, and get the record of every rank. Ranks that agree
+    /// have records of one length.
     ///
     /// # Errors
     /// [`Failure::Mismatch`] on every rank, when two of them differ.
-    async fn agree(&self, job: &Job, sequence: u64, own: &[u8]) -> Result<Vec<u8>, Failure> {
-        let (ranks, length) = (self.ranks as usize, own.len());
+    async fn agree<'a>(
+        &'a self,
+        job: &Job,
+        sequence: u64,
+        mut records: Records<'a>,
+    ) -> Result<Records<'a>, Failure> {
+        let length = records.length;
         let key = self.channel(sequence, 0);
         let mut note = Note {
             signature: job.agreed().encode(),
             differ: None,
         };
         // Records from the own rank upwards, as far as they are known.
-        let mut known = Vec::with_capacity(ranks * length);
-        known.extend_from_slice(own);
-        let mut sent = SmallVec::<[Message<'_>; 8]>::new();
+        let known = Segment::from(&mut records.buffer.data[..]);
+        // A note to send and one to receive for each round.
+        let rounds = self.ranks.next_power_of_two().ilog2() as usize;
+        let mut notes = self.buffer(2 * rounds * Note::LEN);
+        let notes = Segment::from(&mut notes.data[..]);
+        // Dropped first: then nobody uses the memory.
+        let mut sent = SmallVec::<[Flight<'_>; 8]>::new();
         let mut count = 1;
-        while count < ranks {
+        for round in 0..rounds {
             let distance = count as u32;
-            let more = count.min(ranks - count);
-            let mut message = self.buffer(0);
-            note.encode(&mut message.data);
-            // Who disagrees goes on to say so: every rank hears from every other.
-            if note.differ.is_none() {
-                message.data.extend_from_slice(&known[..more * length]);
-            }
-            let to = (self.me + self.ranks - distance) % self.ranks;
-            sent.push(self.send_owned(to, key, message));
+            let more = count.min(records.ranks - count);
             let from = (self.me + distance) % self.ranks;
-            let mut buffer = self.buffer(EAGER_BYTES);
-            let segment = Segment {
-                ptr: buffer.data.as_mut_ptr(),
-                bytes: EAGER_BYTES,
-            };
-            // SAFETY: the message owns the buffer, and drops the flight first.
-            let transfer = unsafe { Transfer::up_to(segment) };
+            let incoming = notes.part((2 * round + 1) * Note::LEN, Note::LEN);
+            // Who does not agree may send more than there is to come.
+            let rest = known.part(count * length, EAGER_BYTES - Note::LEN);
+            // SAFETY: the flight is dropped before the buffers; the place is this round's, and
+            // what of the records lies behind it is written in later rounds.
+            let transfer = unsafe { Transfer::up_to(&[incoming, rest]) };
             let peer = self.peer(from);
             peer.link
                 .receive(key, self.me, transfer.clone(), Mode::Collective);
-            let flight = Flight {
+            let received = Flight {
                 peer,
                 rank: from,
                 transfer,
             };
-            let message = Message {
-                flight,
-                data: buffer,
+
+            let outgoing = notes.part(2 * round * Note::LEN, Note::LEN);
+            let encoded = note.encode();
+            // SAFETY: this round's place in the notes, which is not sent yet.
+            unsafe {
+                outgoing
+                    .ptr
+                    .copy_from_nonoverlapping(encoded.as_ptr(), Note::LEN)
             };
-            message.flight.done().await?;
-            let received = &message.data.data[..message.flight.transfer.received()];
-            let Some((theirs, records)) = Note::decode(received) else {
+            // Who disagrees goes on to say so: every rank hears from every other.
+            let told = known.part(0, note.differ.map_or(more * length, |_| 0));
+            let to = (self.me + self.ranks - distance) % self.ranks;
+            // SAFETY: the flight is dropped before the buffers, of which only what follows is
+            // written from here on.
+            sent.push(unsafe { self.send(to, key, &[outgoing, told]) });
+
+            received.done().await?;
+            // SAFETY: the buffer holds all rounds' notes, and this one is complete or was
+            // initialised before.
+            let head = unsafe { &*incoming.ptr.cast::<[u8; Note::LEN]>() };
+            let theirs = received
+                .transfer
+                .received()
+                .checked_sub(Note::LEN)
+                .map(|bytes| (Note::decode(head), bytes));
+            let Some((theirs, bytes)) = theirs else {
                 return Err(self.malformed(from));
             };
             if note.differ.is_none() {
@@ -375,17 +436,14 @@ impl Net {
                         .then_some([(self.me, note.signature), (from, theirs.signature)])
                 });
             }
-            if note.differ.is_none() {
-                if records.len() != more * length {
-                    return Err(self.malformed(from));
-                }
-                known.extend_from_slice(records);
+            if note.differ.is_none() && bytes != more * length {
+                return Err(self.malformed(from));
             }
             count += more;
             self.known.store(count as u64, Ordering::Relaxed);
         }
-        for message in &sent {
-            message.flight.done().await?;
+        for flight in &sent {
+            flight.done().await?;
         }
         if let Some([(first, ours), (second, theirs)]) = note.differ {
             let decode = |rank: u32, bytes: &[u8; Signature::LEN]| {
@@ -398,8 +456,8 @@ impl Net {
                 ours: decode(first, &ours)?,
             });
         }
-        known.rotate_right(self.me as usize * length);
-        Ok(known)
+        drop(sent);
+        Ok(records)
     }
 
     fn malformed(&self, rank: u32) -> Failure {
@@ -415,12 +473,19 @@ impl Net {
     async fn execute(
         &self,
         job: &Job,
-        sequence: u64,
-        steps: &[Step],
-        memory: &Memory<'_>,
+        key: Key,
+        plan: &RankPlan,
+        mut memory: Memory<'_>,
     ) -> Result<(), Failure> {
-        let key = self.channel(sequence, 2);
         let size = job.call.dtype.size();
+        let steps = &plan.steps[..];
+        let scratch = plan.scratch as usize * size;
+        let mut buffer = self.buffer(scratch);
+        memory.scratch = [Segment {
+            ptr: buffer.data.as_mut_ptr(),
+            bytes: scratch,
+        }];
+        let memory = &memory;
         let mut posted: SmallVec<[Option<Posted<'_>>; WINDOW]> = SmallVec::new();
         let mut sends: Vec<(Chunk, Flight<'_>)> = Vec::new();
         // Whether the step before has done what remains to be done for the next `Finish`.
@@ -652,11 +717,31 @@ enum Posted<'a> {
     Aside(Message<'a>),
 }
 
-fn take(mut data: Pooled<'_>) -> Vec<u8> {
-    let taken = std::mem::take(&mut data.data);
-    // An empty vector is no use to the pool.
-    std::mem::forget(data);
-    taken
+/// Runs two futures until both have ended well, or one has not.
+async fn both<E>(
+    mut first: Pin<&mut impl Future<Output = Result<(), E>>>,
+    mut second: Pin<&mut impl Future<Output = Result<(), E>>>,
+) -> Result<(), E> {
+    let mut ended = [false; 2];
+    poll_fn(|context| {
+        if !ended[0]
+            && let Poll::Ready(result) = first.as_mut().poll(context)
+        {
+            result?;
+            ended[0] = true;
+        }
+        if !ended[1]
+            && let Poll::Ready(result) = second.as_mut().poll(context)
+        {
+            result?;
+            ended[1] = true;
+        }
+        match ended {
+            [true, true] => Poll::Ready(Ok(())),
+            _ => Poll::Pending,
+        }
+    })
+    .await
 }
 
 /// Waits for the sends of a chunk that is about to change.
@@ -696,34 +781,49 @@ struct Note {
 impl Note {
     const LEN: usize = 1 + Signature::LEN + 2 * (4 + Signature::LEN);
 
-    fn encode(&self, bytes: &mut Vec<u8>) {
-        bytes.push(u8::from(self.differ.is_some()));
-        bytes.extend_from_slice(&self.signature);
-        for (rank, signature) in self.differ.unwrap_or([(0, [0; Signature::LEN]); 2]) {
-            bytes.extend_from_slice(&rank.to_le_bytes());
-            bytes.extend_from_slice(&signature);
+    fn encode(&self) -> [u8; Note::LEN] {
+        let mut bytes = [0; Note::LEN];
+        let (differ, rest) = bytes.split_at_mut(1);
+        differ[0] = u8::from(self.differ.is_some());
+        let (own, mut rest) = rest.split_at_mut(Signature::LEN);
+        own.copy_from_slice(&self.signature);
+        for (rank, signature) in self.differ.iter().flatten() {
+            let (number, behind) = rest.split_at_mut(4);
+            number.copy_from_slice(&rank.to_le_bytes());
+            let (place, behind) = behind.split_at_mut(Signature::LEN);
+            place.copy_from_slice(signature);
+            rest = behind;
         }
+        bytes
     }
 
-    /// The note, and the records behind it.
-    fn decode(bytes: &[u8]) -> Option<(Note, &[u8])> {
-        let (&[differ], bytes) = bytes.split_first_chunk()?;
-        let (&signature, bytes) = bytes.split_first_chunk()?;
-        let (&first, bytes) = bytes.split_first_chunk()?;
-        let (&ours, bytes) = bytes.split_first_chunk()?;
-        let (&second, bytes) = bytes.split_first_chunk()?;
-        let (&theirs, records) = bytes.split_first_chunk()?;
-        let pair = [
-            (u32::from_le_bytes(first), ours),
-            (u32::from_le_bytes(second), theirs),
-        ];
-        Some((
-            Note {
-                signature,
-                differ: (differ != 0).then_some(pair),
-            },
-            records,
-        ))
+    fn decode(bytes: &[u8; Note::LEN]) -> Note {
+        fn part<const N: usize>(bytes: &[u8; Note::LEN], at: usize) -> [u8; N] {
+            std::array::from_fn(|index| bytes[at + index])
+        }
+        let pair = [0, 1].map(|side| {
+            let at = 1 + Signature::LEN + side * (4 + Signature::LEN);
+            (u32::from_le_bytes(part(bytes, at)), part(bytes, at + 4))
+        });
+        Note {
+            signature: part(bytes, 1),
+            differ: (bytes[0] != 0).then_some(pair),
+        }
+    }
+}
+
+/// What all ranks told each other, from the own rank upwards.
+struct Records<'a> {
+    buffer: Pooled<'a>,
+    length: usize,
+    me: usize,
+    ranks: usize,
+}
+
+impl Records<'_> {
+    fn of(&self, rank: usize) -> &[u8] {
+        let index = (rank + self.ranks - self.me) % self.ranks;
+        &self.buffer.data[index * self.length..][..self.length]
     }
 }
 
@@ -819,6 +919,17 @@ impl<'a> Memory<'a> {
             Kind::Gather => vec![count(call.input.bytes())],
             Kind::Scatter => vec![count(call.output.bytes())],
             _ => vec![count(call.input.bytes().max(call.output.bytes()))],
+        }
+    }
+
+    /// A range of the elements of the output, which then is all there is.
+    fn part(&self, elements: Range<u64>, size: usize) -> Memory<'static> {
+        let output = self.segments(Chunk::new(Buffer::Output, elements), size);
+        Memory {
+            input: output.clone(),
+            output,
+            scratch: self.scratch,
+            _own: [None, None],
         }
     }
 

@@ -464,7 +464,7 @@ impl Fabric {
                 }
             }
         }
-        if self.has_remote.load(Ordering::Acquire) {
+        if self.has_remote() {
             let now = self.milliseconds();
             for peer in self
                 .remote
@@ -484,7 +484,7 @@ impl Fabric {
     /// Has the control thread watch the connections that a thread was polling, because
     /// that thread goes to sleep.
     pub(crate) fn watch_links(&self) {
-        if self.has_remote.load(Ordering::Acquire) {
+        if self.has_remote() {
             for peer in self
                 .remote
                 .read()
@@ -497,6 +497,11 @@ impl Fabric {
                 }
             }
         }
+    }
+
+    /// Whether any peer is reached over the network.
+    pub(crate) fn has_remote(&self) -> bool {
+        self.has_remote.load(Ordering::Acquire)
     }
 
     /// Whether [`Fabric::poll`] would find something in shared memory.

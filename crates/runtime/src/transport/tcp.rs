@@ -4,6 +4,9 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use socket2::SockRef;
+
+use crate::config::Config;
 use crate::link::{ReadPart, Stream, WritePart};
 
 /// A data connection.
@@ -14,9 +17,24 @@ const PARTS: usize = 16;
 
 impl Tcp {
     /// Takes a connected stream and makes it non-blocking.
+    ///
+    /// # Errors
+    /// The system's; for a congestion control that it does not have, with the name.
     pub(crate) fn new(stream: TcpStream) -> io::Result<Tcp> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        if let Some(name) = &Config::get().congestion {
+            socket
+                .set_tcp_congestion(name.as_bytes())
+                .map_err(|error| {
+                    let message = format!("TPU_DIST_TCP_CONGESTION: {name:?}: {error}");
+                    io::Error::new(error.kind(), message)
+                })?;
+        } else if socket.tcp_congestion()?.starts_with(b"bbr") {
+            // Where this is not allowed, it stays as it is.
+            let _ = socket.set_tcp_congestion(b"cubic");
+        }
         Ok(Tcp(stream))
     }
 
