@@ -754,7 +754,10 @@ impl Inner {
             || !self.offered.is_empty()
             || !self.awaiting.is_empty()
             || !self.receiving.is_empty()
-            || self.lanes.iter().any(|lane| !lane.writing.is_empty());
+            || self
+                .lanes
+                .iter()
+                .any(|lane| !lane.writing.is_empty() || lane.reading.is_some());
         link.busy.store(busy, Ordering::Relaxed);
         wrote || read
     }
@@ -1329,4 +1332,48 @@ fn pop<T>(queues: &mut HashMap<Key, VecDeque<T>>, key: &Key) -> Option<T> {
         queues.remove(key);
     }
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::transport::tcp::Tcp;
+
+    /// A payload that has come in part keeps the link busy: nobody polls an idle one.
+    #[test]
+    fn half_a_payload_is_busy() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let link = Link::new(Arc::default());
+        link.add_stream(Box::new(Tcp::new(listener.accept().unwrap().0).unwrap()));
+        let key = Key {
+            class: Class::Collective,
+            group: 1,
+            channel: 1,
+        };
+        let mut memory = [0u8; 100];
+        let segment = Segment::from(&mut memory[..]);
+        // SAFETY: the memory outlives the link, and is looked at when the transfer has ended.
+        let transfer = unsafe { Transfer::new(&[segment], None) };
+        link.receive(key, 0, transfer.clone(), Mode::Collective);
+        let mut frame = frame(FrameKind::Eager, key, 1);
+        frame.bytes = 100;
+        peer.write_all(&[&frame.encode()[..], &[7; 60]].concat())
+            .unwrap();
+        while transfer.received() < 60 {
+            assert!(link.is_busy());
+            link.progress();
+        }
+        assert!(link.is_busy());
+        peer.write_all(&[7; 40]).unwrap();
+        while transfer.result().is_none() {
+            link.progress();
+        }
+        assert!(!link.is_busy());
+        assert_eq!(transfer.result(), Some(Ok(())));
+        assert_eq!(memory, [7; 100]);
+    }
 }

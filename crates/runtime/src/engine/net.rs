@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use tpu_dist_collectives::algorithm::{Constants, Transport};
 use tpu_dist_collectives::reduce::copy;
 use tpu_dist_collectives::schedule::{Buffer, Chunk, RankPlan, Request, Step};
-use tpu_dist_collectives::select::Selector;
+use tpu_dist_collectives::select::{MESSAGE_BYTES, Selector};
 use tpu_dist_collectives::{DType, Kind, ReduceKind, Signature};
 
 use super::data::Data;
@@ -29,8 +29,6 @@ use crate::fabric::Peer;
 use crate::link::{EAGER_BYTES, Key, LinkError, Mode, Transfer};
 use crate::wire::Class;
 
-/// Largest message of a plan, so that a receiver reduces one while the next comes.
-const MESSAGE_BYTES: u64 = 256 << 10;
 /// Bytes for each rank of a part of an all-reduce. Two parts run at a time, so that one is
 /// gathered while the next is reduced, and what was reduced is still in the cache when it is
 /// sent.
