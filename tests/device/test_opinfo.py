@@ -33,6 +33,8 @@ def moved(sample):
         key: "tpu" if key == "device" else tree_map(on_device, value)
         for key, value in sample.kwargs.items()
     }
+    if not tensors((sample.input, sample.args, sample.kwargs)):
+        keywords["device"] = "tpu"
     return tree_map(on_device, sample.input), tree_map(on_device, sample.args), keywords
 
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import numpy
 import pytest
@@ -187,6 +188,17 @@ def test_out_is_resized_and_written():
         torch.add(
             a.to("tpu"), b.to("tpu"), out=torch.empty(3, 4, dtype=torch.int32, device="tpu")
         )
+
+
+def test_sizes_that_numbers_decide():
+    """Empty ranges before others of the same types, and `out` of another call's size."""
+    for ends in ((0,), (5,), (3, 3), (2, 5), (1.0, 1.0), (0.5, 3.5)):
+        assert torch.arange(*ends, device="tpu").tolist() == torch.arange(*ends).tolist()
+    out = torch.arange(3, device="tpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.arange(5, out=out)
+    assert out.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_storages_are_freed_and_come_back():

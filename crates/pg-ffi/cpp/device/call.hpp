@@ -77,6 +77,8 @@ struct Overload {
   bool random;
   // A CPU tensor in a list of tensors is an index, and copied to the device.
   bool indices_from_cpu;
+  // Numbers decide how large its result is, which is then resized before every call.
+  bool sized_by_numbers;
   std::vector<ArgumentInfo> arguments;
   // Arguments before those of `out=`.
   size_t inputs;

@@ -361,6 +361,10 @@ bool takes_indices(const std::string& name) {
   return name.find("index") != std::string::npos;
 }
 
+bool is_sized_by_numbers(const std::string& name) {
+  return name == "arange.start_out";
+}
+
 // Whether `other` is `functional` with arguments for its results.
 bool is_out_of(const c10::FunctionSchema& functional, const c10::FunctionSchema& other) {
   const auto& mine = functional.arguments();
@@ -426,7 +430,8 @@ class Registration {
   void add(const c10::OperatorHandle& handle, const ffi::Operator& row, uint64_t number) {
     auto name = name_of(handle.operator_name());
     auto* const overload = new Overload{
-        handle, name, number, variants_++, row.random, takes_indices(name), {}, 0, {}, {}};
+        handle, name, number, variants_++, row.random, takes_indices(name),
+        is_sized_by_numbers(name), {}, 0, {}, {}};
     if (!describe(handle.schema(), *overload)) {
       delete overload;
       return;
@@ -463,6 +468,13 @@ void run(const Overload& overload, Stack* stack) {
   if (!encoded.encode(overload, *stack)) {
     fall_back(overload.handle, stack, "for a type that programs do not have");
     return;
+  }
+  if (overload.sized_by_numbers) {
+    Words words;
+    std::string reason;
+    if (infer(overload, *stack, encoded, words, reason) == Inference::Resized) {
+      encoded.encode(overload, *stack);
+    }
   }
   auto& results = thread_results();
   std::optional<Draw> draw(std::in_place, overload, *stack);

@@ -325,6 +325,21 @@ impl<'b> Value<'b> {
         )
     }
 
+    /// float32 numbers rounded to those that a smaller type has. (A conversion there and back does
+    /// not do: XLA may leave it out.)
+    pub(super) fn rounded_to(self, element: ElementType) -> Value<'b> {
+        let format = match element {
+            ElementType::F16 => "e5m10",
+            ElementType::BF16 => "e8m7",
+            _ => return self,
+        };
+        let ty = self.ty();
+        self.body.push(
+            ty.clone(),
+            format_args!("stablehlo.reduce_precision {self}, format = {format} : {ty}"),
+        )
+    }
+
     fn part(self, name: &str) -> Value<'b> {
         let (old, ty) = (
             self.ty(),

@@ -36,7 +36,8 @@ pub struct Config {
     pub directory: Option<PathBuf>,
     /// What the entries in the directory may take, in bytes.
     pub max_bytes: u64,
-    /// Programs to keep in memory.
+    /// Programs to keep in memory. On the CPU each takes four mappings and more, of which a process
+    /// may have 65530 by default (`vm.max_map_count`).
     pub max_loaded: NonZeroUsize,
     /// How long to wait for another process that compiles the same program, before doing
     /// it here too.
@@ -52,7 +53,7 @@ impl Default for Config {
         Config {
             directory: None,
             max_bytes: 4 << 30,
-            max_loaded: NonZeroUsize::new(16 * 1024).unwrap_or(NonZeroUsize::MIN),
+            max_loaded: NonZeroUsize::new(4096).unwrap_or(NonZeroUsize::MIN),
             patience: Duration::from_secs(60),
             salt: String::new(),
         }

@@ -16,7 +16,7 @@ use crate::pjrt::{Buffer, ElementType, LaunchOptions};
 
 /// Programs to know. When there are more, all are forgotten; the compile cache then still has
 /// those that were used last.
-const MAX_PROGRAMS: usize = 32 * 1024;
+const MAX_PROGRAMS: usize = 4096;
 
 /// A call of an operator.
 #[derive(Clone, Copy, Debug)]

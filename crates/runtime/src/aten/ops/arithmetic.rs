@@ -130,7 +130,11 @@ fn alpha<'b>(call: &Call<'b>, value: Value<'b>) -> Result<Value<'b>, Error> {
 fn rounded_div<'b>(call: &Call<'b>) -> Result<Value<'b>, Error> {
     match call.text(2)? {
         None => float_map(call, [0, 1], |[a, b]| a / b),
-        Some("trunc") => map(call, [0, 1], |[a, b]| (a / b).trunc()),
+        Some("trunc") => {
+            let element = call.promoted(&[0, 1])?;
+            // torch rounds twice.
+            map(call, [0, 1], |[a, b]| (a / b).rounded_to(element).trunc())
+        }
         Some("floor") => map(call, [0, 1], |[a, b]| floor_div(a, b)),
         Some(other) => call.malformed("rounding_mode", "None, 'trunc' or 'floor'", other),
     }
