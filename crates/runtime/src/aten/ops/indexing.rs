@@ -40,6 +40,9 @@ pub(super) static ROWS: &[OperatorRow] = &[
     }),
     OperatorRow::new("take", |call| {
         let value = call.tensor(0)?.flatten();
+        if value.count() == 0 {
+            return Ok(call.zeros(value.element(), &call.tensor(1)?.dims()));
+        }
         Ok(value.take(0, call.tensor(1)?.wrap_index(value.count())))
     }),
     OperatorRow::new("embedding", |call| {

@@ -82,6 +82,14 @@ pub(super) fn multiply<'b>(call: &Call<'b>, a: Value<'b>, b: Value<'b>) -> Value
         let products = a.unsqueeze(batches + 2) * b.unsqueeze(batches);
         return products.sum(&[batches + 1]);
     }
+    if batches > 0 && left.dims[..batches].iter().all(|&size| size == 1) {
+        // XLA's CPU runtime refuses such a batch of 16 bits whose matrices are transposed.
+        let alone = |value: Value<'b>, ty: &Type| value.reshape(&ty.dims[batches..]);
+        let product = multiply(call, alone(a, &left), alone(b, &right));
+        let mut dims = product.dims();
+        dims.insert_from_slice(0, &left.dims[..batches]);
+        return product.reshape(&dims);
+    }
     let mut dims = Dims::from_slice(&left.dims[..=batches]);
     dims.push(right.dims[batches + 1]);
     let batch: Vec<usize> = (0..batches).collect();

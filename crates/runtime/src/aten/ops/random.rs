@@ -46,7 +46,10 @@ pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::several("native_dropout", dropout).random(),
     OperatorRow::new("native_dropout_backward", |call| {
         let scale = call.float(2)?;
-        super::map(call, [0, 1], |[gradient, mask]| gradient * mask * scale)
+        // The mask counts as numbers of the result's type.
+        let element = opmath(call.result(0)?.element);
+        let [gradient, mask] = super::all_as(call, [0, 1], element)?;
+        Ok(gradient * mask * scale)
     }),
     OperatorRow::new("random_", |call| integers(call, 0, None)).random(),
     OperatorRow::new("random_.to", |call| integers(call, 0, Some(call.int(1)?))).random(),

@@ -35,7 +35,7 @@ pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("acos", |call| {
         real_map(call, [0], |[x]| cathetus(x).atan2(x))
     }),
-    OperatorRow::new("atan", |call| real_map(call, [0], |[x]| x.atan2(1.))),
+    OperatorRow::new("atan", |call| real_map(call, [0], |[x]| atan(x))),
     OperatorRow::new("asinh", |call| real_map(call, [0], |[x]| asinh(x))),
     OperatorRow::new("acosh", |call| {
         real_map(call, [0], |[x]| {
@@ -167,6 +167,17 @@ fn sinh(x: Value<'_>) -> Value<'_> {
     let small = 0.5 * (small + small / (small + 1.));
     let big = (x - LN_2).exp() - (-x - LN_2).exp();
     x.abs().lt(1.).select(small, big)
+}
+
+fn atan(x: Value<'_>) -> Value<'_> {
+    if x.element() != ElementType::F64 {
+        return x.atan2(1.);
+    }
+    // XLA's CPU compiler gives wrong values for 64 and more float64 numbers and a constant: half
+    // the angle is that of x and 1 + sqrt(x^2 + 1).
+    let size = x.abs();
+    let root = size.gt(1e8).select(size, (x * x + 1.).sqrt());
+    x.atan2(root + 1.) * 2.
 }
 
 /// log(|x| + sqrt(x^2 + 1)), without loss near 0.

@@ -6,7 +6,7 @@ use crate::aten::Error;
 use crate::aten::call::Call;
 use crate::aten::table::OperatorRow;
 use crate::aten::value::{Value, iota};
-use crate::pjrt::ElementType::{F32, S32};
+use crate::pjrt::ElementType::{self, F32, F64, S32};
 
 pub(super) static ROWS: &[OperatorRow] = &[
     OperatorRow::new("upsample_nearest1d", |call| nearest(call, 1, 0.)),
@@ -56,6 +56,8 @@ struct Axis {
     places: i64,
     /// Distance in the original of neighbours in the resampled.
     scale: f64,
+    /// The type in which positions are computed, as torch does: it decides where a place falls.
+    element: ElementType,
 }
 
 impl Axis {
@@ -66,22 +68,23 @@ impl Axis {
         spatial: usize,
         [original, resampled]: [&[i64]; 2],
         first: usize,
+        element: ElementType,
     ) -> Result<Vec<Axis>, Error> {
         let outer = original.len() - spatial;
         (0..spatial)
             .map(|i| {
                 let (size, places) = (original[outer + i], resampled[outer + i]);
-                // torch computes in this precision, which decides where a place falls.
                 let scale = if call.has(first + i) {
-                    (1. / call.float(first + i)?) as f32
+                    rounded(1. / call.float(first + i)?, element)
                 } else {
-                    size as f32 / places as f32
+                    ratio(size, places, element)
                 };
                 Ok(Axis {
                     dimension: outer + i,
                     size,
                     places,
-                    scale: scale.into(),
+                    scale,
+                    element,
                 })
             })
             .collect()
@@ -89,7 +92,7 @@ impl Axis {
 
     /// The numbers of the places.
     fn numbers<'b>(&self, call: &Call<'b>) -> Value<'b> {
-        iota(call.body(), S32, &[self.places], 0).convert(F32)
+        iota(call.body(), S32, &[self.places], 0).convert(self.element)
     }
 
     /// The element nearest to each place, `offset` from its start.
@@ -105,8 +108,7 @@ impl Axis {
     fn interpolation<'b>(&self, call: &Call<'b>, align_corners: bool) -> Value<'b> {
         let numbers = self.numbers(call);
         let position = if align_corners {
-            let steps = (self.places - 1).max(1) as f32;
-            numbers * f64::from((self.size - 1) as f32 / steps)
+            numbers * ratio(self.size - 1, (self.places - 1).max(1), self.element)
         } else {
             ((numbers + 0.5) * self.scale - 0.5).maximum(0.)
         };
@@ -114,7 +116,7 @@ impl Axis {
         let first = position.floor().minimum((self.size - 1) as f64);
         let second = (first + 1.).minimum((self.size - 1) as f64);
         let weight = (position - first).maximum(0.).minimum(1.);
-        let element = iota(call.body(), S32, &[1, self.size], 1).convert(F32);
+        let element = iota(call.body(), S32, &[1, self.size], 1).convert(self.element);
         element.eq(first).select(1. - weight, 0.) + element.eq(second).select(weight, 0.)
     }
 
@@ -127,11 +129,27 @@ impl Axis {
     }
 }
 
+fn rounded(number: f64, element: ElementType) -> f64 {
+    if element == F64 {
+        number
+    } else {
+        (number as f32).into()
+    }
+}
+
+fn ratio(a: i64, b: i64, element: ElementType) -> f64 {
+    if element == F64 {
+        a as f64 / b as f64
+    } else {
+        (a as f32 / b as f32).into()
+    }
+}
+
 /// Arguments: input, output sizes, scales.
 fn nearest<'b>(call: &Call<'b>, spatial: usize, offset: f64) -> Result<Value<'b>, Error> {
     let value = call.tensor(0)?;
     let sizes = [&value.dims()[..], &call.result(0)?.view.sizes];
-    let axes = Axis::all(call, spatial, sizes, 2)?;
+    let axes = Axis::all(call, spatial, sizes, 2, F32)?;
     Ok(axes.iter().fold(value, |value, axis| {
         value.take(axis.dimension, axis.nearest(call, offset))
     }))
@@ -141,7 +159,7 @@ fn nearest<'b>(call: &Call<'b>, spatial: usize, offset: f64) -> Result<Value<'b>
 fn nearest_backward<'b>(call: &Call<'b>, spatial: usize, offset: f64) -> Result<Value<'b>, Error> {
     let [gradient] = operands(call, [0])?;
     let sizes = [&call.result(0)?.view.sizes[..], &gradient.dims()];
-    let axes = Axis::all(call, spatial, sizes, 3)?;
+    let axes = Axis::all(call, spatial, sizes, 3, F32)?;
     Ok(axes.iter().fold(gradient, |gradient, axis| {
         let matrix = axis.choice(call, offset).convert(gradient.element());
         transform(call, gradient, matrix, axis.dimension, 0)
@@ -151,8 +169,15 @@ fn nearest_backward<'b>(call: &Call<'b>, spatial: usize, offset: f64) -> Result<
 /// Arguments: input, output sizes, whether corners are aligned, scales.
 fn linear<'b>(call: &Call<'b>, spatial: usize) -> Result<Value<'b>, Error> {
     let [value] = operands(call, [0])?;
+    if !value.is_float() {
+        // torch has a fixed-point formula of its own for these.
+        return call.unsupported("for elements that are not real numbers");
+    }
     let sizes = [&value.dims()[..], &call.result(0)?.view.sizes];
-    let (axes, aligned) = (Axis::all(call, spatial, sizes, 3)?, call.bool(2)?);
+    let (axes, aligned) = (
+        Axis::all(call, spatial, sizes, 3, value.element())?,
+        call.bool(2)?,
+    );
     Ok(axes.iter().fold(value, |value, axis| {
         let matrix = axis.interpolation(call, aligned).convert(value.element());
         transform(call, value, matrix, axis.dimension, 1)
@@ -163,7 +188,10 @@ fn linear<'b>(call: &Call<'b>, spatial: usize) -> Result<Value<'b>, Error> {
 fn linear_backward<'b>(call: &Call<'b>, spatial: usize) -> Result<Value<'b>, Error> {
     let [gradient] = operands(call, [0])?;
     let sizes = [&call.result(0)?.view.sizes[..], &gradient.dims()];
-    let (axes, aligned) = (Axis::all(call, spatial, sizes, 4)?, call.bool(3)?);
+    let (axes, aligned) = (
+        Axis::all(call, spatial, sizes, 4, gradient.element())?,
+        call.bool(3)?,
+    );
     Ok(axes.iter().fold(gradient, |gradient, axis| {
         let matrix = axis
             .interpolation(call, aligned)
