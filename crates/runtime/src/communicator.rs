@@ -589,12 +589,13 @@ impl Group {
         let key = group_key(hash([base, world.count_group(base)]));
         let peers = world.peers(&spec.global_ranks);
         let share = world.share_memory(&spec.global_ranks) && peers.len() <= local::MAX_RANKS;
+        let crowded = is_crowded(world.ranks_on_host(&fabric));
         let engine = if share {
-            Engine::Local(Local::new(fabric.clone(), key, spec.rank, peers.clone())?)
+            let peers = peers.clone();
+            Engine::Local(Local::new(fabric.clone(), key, spec.rank, peers, crowded)?)
         } else {
             Engine::Net(Net::new(key, spec.rank, peers.clone()))
         };
-        let crowded = is_crowded(world.ranks_on_host(&fabric));
         let timeout = AtomicU64::new(spec.timeout.as_millis() as u64);
         let group = Arc::new_cyclic(|this| Group {
             this: this.clone(),

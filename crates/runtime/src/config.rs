@@ -54,9 +54,9 @@ pub struct Config {
     /// `TPU_DIST_HEARTBEAT_SECONDS`: silence on a network connection after which a peer
     /// counts as lost; default 15.
     pub heartbeat: Duration,
-    /// `TPU_DIST_SPIN_MICROSECONDS`: how long a waiting thread spins before it sleeps,
-    /// when ranks do not outnumber cores; default 50. Four times as long once there are peers on
-    /// other hosts.
+    /// `TPU_DIST_SPIN_MICROSECONDS`: how long a waiting thread spins before it sleeps;
+    /// default 50. Four times as long, where peers are on
+    /// other hosts or ranks share cores.
     pub spin: Duration,
     /// `TPU_DIST_ALGO`: the algorithm of every collective between hosts; default: by cost.
     pub algorithm: Option<String>,

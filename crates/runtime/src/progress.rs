@@ -65,8 +65,10 @@ pub(crate) fn wait<T>(
     // needs it: yield, which costs next to nothing when nobody else wants the core.
     let spins = if crowded { 20 } else { 500 };
     // Sleep costs more where another host has to wake: the network, the thread that watches it,
-    // then this one. Two ranks that slept for each other would not stop.
-    let patience = Config::get().spin * if fabric.has_remote() { 4 } else { 1 };
+    // then this one. Two ranks that slept for each other would not stop. Ranks that share cores
+    // yield meanwhile, which costs the others nothing, and wait for longer.
+    let factor = if crowded || fabric.has_remote() { 4 } else { 1 };
+    let patience = Config::get().spin * factor;
     let mut last_interrupt = None;
     let mut idle = 0u32;
     let mut idle_since = None;

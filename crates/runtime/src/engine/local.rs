@@ -16,7 +16,7 @@
 use std::future::poll_fn;
 use std::mem::offset_of;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
@@ -35,8 +35,10 @@ use crate::sync::{Doorbell, publish_fence};
 const INLINE_BYTES: usize = 128 - size_of::<u64>() - Signature::LEN;
 /// Bytes of each of the two buffers for small data and for the tables of an all-to-all.
 const SMALL_BYTES: usize = 64 << 10;
-/// Bytes of a staging buffer.
+/// Bytes of a staging buffer: all that are in use stay in the cache.
 const STAGE_BYTES: usize = 256 << 10;
+/// The same where ranks share cores, and each round makes them take turns.
+const CROWDED_STAGE_BYTES: usize = 1 << 20;
 /// Staging buffers, used in turn.
 const STAGES: usize = 4;
 /// Up to here data travels with the arrival, and all ranks read all of it.
@@ -52,6 +54,8 @@ struct Seat {
     failed: AtomicU64,
     /// One bit for each rank: it will not touch this seat any more.
     detached: [AtomicU64; MAX_RANKS / 64],
+    /// Bytes of each of its staging buffers.
+    stage_bytes: AtomicU64,
     progress: Progress,
     slots: [Slot; 2],
 }
@@ -83,7 +87,11 @@ const SMALL_OFFSET: usize = size_of::<Seat>().next_multiple_of(4096);
 const STAGE_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES;
 // A rank stages a round before it has read the round before the last one.
 const _: () = assert!(STAGES >= 3);
-const FOOTPRINT: usize = STAGE_OFFSET + STAGES * STAGE_BYTES;
+
+/// Bytes of a seat with what follows it.
+fn footprint(stage_bytes: usize) -> usize {
+    STAGE_OFFSET + STAGES * stage_bytes
+}
 
 /// Largest group: the tables of an all-to-all and small data must fit in a small buffer.
 pub(crate) const MAX_RANKS: usize = 2048;
@@ -112,6 +120,10 @@ impl SeatPtr {
 
     fn detached(&self) -> &[AtomicU64; MAX_RANKS / 64] {
         self.field(offset_of!(Seat, detached))
+    }
+
+    fn stage_bytes(&self) -> &AtomicU64 {
+        self.field(offset_of!(Seat, stage_bytes))
     }
 
     fn progress(&self) -> &Progress {
@@ -153,11 +165,12 @@ impl SeatPtr {
         }
     }
 
-    fn stage(&self, round: u64) -> *mut u8 {
-        // SAFETY: inside the seat's memory.
+    /// The staging buffer of a round, in a group whose rounds have `bytes`.
+    fn stage(&self, round: u64, bytes: usize) -> *mut u8 {
+        // SAFETY: inside the seat's memory: no seat's buffers are smaller (`round_bytes`).
         unsafe {
             self.0
-                .add(STAGE_OFFSET + (round % STAGES as u64) as usize * STAGE_BYTES)
+                .add(STAGE_OFFSET + (round % STAGES as u64) as usize * bytes)
                 .as_ptr()
         }
     }
@@ -203,6 +216,9 @@ pub(crate) struct Local {
     key: u64,
     fabric: Arc<Fabric>,
     own_offset: usize,
+    own_stage_bytes: usize,
+    /// Bytes of a round: of the smallest staging buffers, once all seats were found.
+    round_bytes: AtomicUsize,
     peers: Vec<Option<Arc<Peer>>>,
     /// The seat of each rank, once found.
     seats: Vec<OnceLock<SeatPtr>>,
@@ -223,9 +239,18 @@ impl Local {
         key: u64,
         me: u32,
         peers: Vec<Option<Arc<Peer>>>,
+        crowded: bool,
     ) -> Result<Local, Error> {
-        let own_offset = fabric.region.allocate(FOOTPRINT)?;
-        let own = SeatPtr(fabric.region.mapping.at(own_offset, FOOTPRINT)?);
+        let own_stage_bytes = if crowded {
+            CROWDED_STAGE_BYTES
+        } else {
+            STAGE_BYTES
+        };
+        let bytes = footprint(own_stage_bytes);
+        let own_offset = fabric.region.allocate(bytes)?;
+        let own = SeatPtr(fabric.region.mapping.at(own_offset, bytes)?);
+        own.stage_bytes()
+            .store(own_stage_bytes as u64, Ordering::Release);
         fabric.region.publish_seat(key, own_offset)?;
         fabric.ring_peers(&peers);
         let seats: Vec<OnceLock<SeatPtr>> = peers.iter().map(|_| OnceLock::new()).collect();
@@ -236,6 +261,8 @@ impl Local {
             key,
             fabric,
             own_offset,
+            own_stage_bytes,
+            round_bytes: AtomicUsize::new(STAGE_BYTES),
             peers,
             seats,
             attached: AtomicBool::new(false),
@@ -275,6 +302,10 @@ impl Local {
     pub(crate) async fn run(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
         if !self.attached.load(Ordering::Relaxed) {
             self.all_have(Counter::Attached, 0).await;
+            let stages = (0..self.ranks)
+                .map(|rank| self.seat(rank).stage_bytes().load(Ordering::Acquire) as usize);
+            let least = stages.min().unwrap_or(STAGE_BYTES);
+            self.round_bytes.store(least, Ordering::Relaxed);
             self.attached.store(true, Ordering::Relaxed);
         }
         let small = self.is_small(job);
@@ -324,6 +355,15 @@ impl Local {
         self.seat(self.me)
     }
 
+    fn round_bytes(&self) -> usize {
+        self.round_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The staging buffer of `rank` in a round.
+    fn stage(&self, rank: usize, round: u64) -> *mut u8 {
+        self.seat(rank).stage(round, self.round_bytes())
+    }
+
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, ranks) = (self.me, self.ranks);
         (1..ranks).map(move |step| (me + step) % ranks)
@@ -360,7 +400,14 @@ impl Local {
             return false;
         };
         // A peer that names a range outside its memory is never found.
-        let Ok(seat) = mapping.at(offset, FOOTPRINT) else {
+        let Ok(head) = mapping.at(offset, size_of::<Seat>()) else {
+            return false;
+        };
+        let stage_bytes = SeatPtr(head).stage_bytes().load(Ordering::Acquire) as usize;
+        if ![STAGE_BYTES, CROWDED_STAGE_BYTES].contains(&stage_bytes) {
+            return false;
+        }
+        let Ok(seat) = mapping.at(offset, footprint(stage_bytes)) else {
             return false;
         };
         let _ = self.seats[rank].set(SeatPtr(seat));
@@ -647,7 +694,7 @@ impl Local {
             return;
         }
         // Chunks of equal size, in pieces of whole cache lines, one for each rank.
-        let most = (STAGE_BYTES / n / 64 * 64) * n;
+        let most = (self.round_bytes() / n / 64 * 64) * n;
         let count = bytes.div_ceil(most);
         let chunk = bytes.div_ceil(count).next_multiple_of(64 * n);
         let count = bytes.div_ceil(chunk) as u64;
@@ -662,7 +709,7 @@ impl Local {
         let stage = |round: u64| {
             for rank in self.others() {
                 let (offset, start, length) = piece(round, rank);
-                let to = self.own().stage(round).wrapping_add(start);
+                let to = self.stage(self.me, round).wrapping_add(start);
                 self.data(job).copy_out(0, offset + start, length, to);
             }
             self.produced(round);
@@ -671,15 +718,11 @@ impl Local {
         // are in this core's cache already. With more it goes to one place for all.
         let reduce = |round: u64| {
             let (offset, start, length) = piece(round, me);
-            let seat = if n == 2 {
-                self.seat(1 - me)
-            } else {
-                self.own()
-            };
-            let back = seat.stage(round).wrapping_add(start);
+            let seat = if n == 2 { 1 - me } else { me };
+            let back = self.stage(seat, round).wrapping_add(start);
             self.data(job)
                 .reduce_range(scales, offset + start, length, (0, 0), &[back], |rank| {
-                    self.seat(rank).stage(round).wrapping_add(start)
+                    self.stage(rank, round).wrapping_add(start)
                 });
             self.tell(&self.own().progress().reduced, round + 1);
         };
@@ -709,16 +752,12 @@ impl Local {
         for rank in self.others() {
             self.one_has(rank, Counter::Reduced, round + 1).await;
             let (offset, start, length) = piece(round, rank);
-            let seat = if self.ranks == 2 {
-                self.own()
-            } else {
-                self.seat(rank)
-            };
+            let seat = if self.ranks == 2 { self.me } else { rank };
             self.data(job).copy_in(
                 0,
                 offset + start,
                 length,
-                seat.stage(round).wrapping_add(start),
+                self.stage(seat, round).wrapping_add(start),
             );
         }
         self.consumed(round);
@@ -727,16 +766,19 @@ impl Local {
     async fn all_gather(&self, job: &Job) {
         let bytes = |rank: usize| job.call.output.piece_bytes(rank);
         let most = (0..self.ranks).map(bytes).max().unwrap_or(0);
-        let count = most.div_ceil(STAGE_BYTES) as u64;
+        let count = most.div_ceil(self.round_bytes()) as u64;
         let base = self.begin(count);
         let range = |round: u64, rank: usize| {
-            let offset = (round - base) as usize * STAGE_BYTES;
-            (offset, STAGE_BYTES.min(bytes(rank).saturating_sub(offset)))
+            let offset = (round - base) as usize * self.round_bytes();
+            (
+                offset,
+                self.round_bytes().min(bytes(rank).saturating_sub(offset)),
+            )
         };
         let stage = |round: u64| {
             let (offset, length) = range(round, self.me);
             self.data(job)
-                .copy_out(0, offset, length, self.own().stage(round));
+                .copy_out(0, offset, length, self.stage(self.me, round));
             self.produced(round);
         };
         self.free(base).await;
@@ -751,7 +793,7 @@ impl Local {
                 self.one_has(rank, Counter::Produced, round + 1).await;
                 let (offset, length) = range(round, rank);
                 self.data(job)
-                    .copy_in(rank, offset, length, self.seat(rank).stage(round));
+                    .copy_in(rank, offset, length, self.stage(rank, round));
             }
             self.consumed(round);
         }
@@ -761,7 +803,7 @@ impl Local {
     async fn reduce_scatter(&self, job: &Job, scales: &[f64]) {
         let bytes = |rank: usize| job.call.input.piece_bytes(rank);
         let most = (0..self.ranks).map(bytes).max().unwrap_or(0);
-        let part = STAGE_BYTES / self.ranks / 64 * 64;
+        let part = self.round_bytes() / self.ranks / 64 * 64;
         let count = most.div_ceil(part) as u64;
         let base = self.begin(count);
         let range = |round: u64, rank: usize| {
@@ -771,7 +813,7 @@ impl Local {
         let stage = |round: u64| {
             for rank in self.others() {
                 let (offset, length) = range(round, rank);
-                let to = self.own().stage(round).wrapping_add(part * rank);
+                let to = self.stage(self.me, round).wrapping_add(part * rank);
                 self.data(job).copy_out(rank, offset, length, to);
             }
             self.produced(round);
@@ -787,7 +829,7 @@ impl Local {
             let (offset, length) = range(round, self.me);
             self.data(job)
                 .reduce_range(scales, offset, length, (self.me, 0), &[], |rank| {
-                    self.seat(rank).stage(round).wrapping_add(part * self.me)
+                    self.stage(rank, round).wrapping_add(part * self.me)
                 });
             self.consumed(round);
         }
@@ -797,15 +839,15 @@ impl Local {
     async fn broadcast(&self, job: &Job) {
         let root = job.call.root as usize;
         let bytes = job.call.input.bytes().max(job.call.output.bytes());
-        let count = bytes.div_ceil(STAGE_BYTES) as u64;
+        let count = bytes.div_ceil(self.round_bytes()) as u64;
         let base = self.begin(count);
         for round in base..base + count {
-            let offset = (round - base) as usize * STAGE_BYTES;
-            let length = STAGE_BYTES.min(bytes - offset);
+            let offset = (round - base) as usize * self.round_bytes();
+            let length = self.round_bytes().min(bytes - offset);
             if root == self.me {
                 self.free(round).await;
                 self.data(job)
-                    .copy_out(0, offset, length, self.own().stage(round));
+                    .copy_out(0, offset, length, self.stage(self.me, round));
                 // The root waits for the others in `free`, not for itself.
                 self.own()
                     .progress()
@@ -815,7 +857,7 @@ impl Local {
             } else {
                 self.one_has(root, Counter::Produced, round + 1).await;
                 self.data(job)
-                    .copy_in(0, offset, length, self.seat(root).stage(round));
+                    .copy_in(0, offset, length, self.stage(root, round));
                 self.consumed(round);
             }
         }
@@ -825,22 +867,22 @@ impl Local {
     async fn reduce(&self, job: &Job, scales: &[f64]) {
         let root = job.call.root as usize;
         let bytes = job.call.input.bytes();
-        let count = bytes.div_ceil(STAGE_BYTES) as u64;
+        let count = bytes.div_ceil(self.round_bytes()) as u64;
         let base = self.begin(count);
         for round in base..base + count {
-            let offset = (round - base) as usize * STAGE_BYTES;
-            let length = STAGE_BYTES.min(bytes - offset);
+            let offset = (round - base) as usize * self.round_bytes();
+            let length = self.round_bytes().min(bytes - offset);
             if root == self.me {
                 self.all_have(Counter::Produced, round + 1).await;
                 self.data(job)
                     .reduce_range(scales, offset, length, (0, 0), &[], |rank| {
-                        self.seat(rank).stage(round).cast_const()
+                        self.stage(rank, round).cast_const()
                     });
                 self.consumed(round);
             } else {
                 self.free(round).await;
                 self.data(job)
-                    .copy_out(0, offset, length, self.own().stage(round));
+                    .copy_out(0, offset, length, self.stage(self.me, round));
                 self.own()
                     .progress()
                     .consumed
@@ -854,25 +896,25 @@ impl Local {
     async fn gather(&self, job: &Job) {
         let root = job.call.root as usize;
         let bytes = job.call.input.bytes();
-        let count = bytes.div_ceil(STAGE_BYTES) as u64;
+        let count = bytes.div_ceil(self.round_bytes()) as u64;
         let base = self.begin(count);
         if root == self.me {
             self.data(job).copy_own();
         }
         for round in base..base + count {
-            let offset = (round - base) as usize * STAGE_BYTES;
-            let length = STAGE_BYTES.min(bytes - offset);
+            let offset = (round - base) as usize * self.round_bytes();
+            let length = self.round_bytes().min(bytes - offset);
             if root == self.me {
                 for rank in self.others() {
                     self.one_has(rank, Counter::Produced, round + 1).await;
                     self.data(job)
-                        .copy_in(rank, offset, length, self.seat(rank).stage(round));
+                        .copy_in(rank, offset, length, self.stage(rank, round));
                 }
                 self.consumed(round);
             } else {
                 self.free(round).await;
                 self.data(job)
-                    .copy_out(0, offset, length, self.own().stage(round));
+                    .copy_out(0, offset, length, self.stage(self.me, round));
                 self.own()
                     .progress()
                     .consumed
@@ -886,7 +928,7 @@ impl Local {
     async fn scatter(&self, job: &Job) {
         let root = job.call.root as usize;
         let bytes = job.call.output.bytes();
-        let part = STAGE_BYTES / self.ranks / 64 * 64;
+        let part = self.round_bytes() / self.ranks / 64 * 64;
         let count = bytes.div_ceil(part) as u64;
         let base = self.begin(count);
         if root == self.me {
@@ -898,7 +940,7 @@ impl Local {
             if root == self.me {
                 self.free(round).await;
                 for rank in self.others() {
-                    let to = self.own().stage(round).wrapping_add(part * rank);
+                    let to = self.stage(self.me, round).wrapping_add(part * rank);
                     self.data(job).copy_out(rank, offset, length, to);
                 }
                 self.own()
@@ -908,7 +950,7 @@ impl Local {
                 self.produced(round);
             } else {
                 self.one_has(root, Counter::Produced, round + 1).await;
-                let from = self.seat(root).stage(round).wrapping_add(part * self.me);
+                let from = self.stage(root, round).wrapping_add(part * self.me);
                 self.data(job).copy_in(0, offset, length, from);
                 self.consumed(round);
             }
@@ -968,7 +1010,7 @@ impl Local {
 
     async fn all_to_all(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
         let n = self.ranks;
-        let part = STAGE_BYTES / n / 64 * 64;
+        let part = self.round_bytes() / n / 64 * 64;
         let mut count = 0;
         let mut in_slot: SmallVec<[bool; 16]> = SmallVec::new();
         let mut totals: SmallVec<[usize; 16]> = SmallVec::new();
@@ -1026,7 +1068,7 @@ impl Local {
                 let offset = (round - base) as usize * part;
                 for rank in self.others() {
                     let length = part.min(job.call.input.piece_bytes(rank).saturating_sub(offset));
-                    let to = self.own().stage(round).wrapping_add(part * rank);
+                    let to = self.stage(self.me, round).wrapping_add(part * rank);
                     self.data(job).copy_out(rank, offset, length, to);
                 }
             }
@@ -1043,7 +1085,7 @@ impl Local {
             for rank in self.others().filter(|&rank| !in_slot[rank]) {
                 self.one_has(rank, Counter::Produced, round + 1).await;
                 let length = part.min(job.call.output.piece_bytes(rank).saturating_sub(offset));
-                let from = self.seat(rank).stage(round).wrapping_add(part * self.me);
+                let from = self.stage(rank, round).wrapping_add(part * self.me);
                 self.data(job).copy_in(rank, offset, length, from);
             }
             self.consumed(round);
@@ -1077,7 +1119,9 @@ impl Local {
     /// Gives the seat's memory back.
     pub(crate) fn release(&self) {
         self.fabric.region.retract_seat(self.key);
-        self.fabric.region.release(self.own_offset, FOOTPRINT);
+        self.fabric
+            .region
+            .release(self.own_offset, footprint(self.own_stage_bytes));
     }
 }
 
