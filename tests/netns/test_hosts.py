@@ -164,6 +164,18 @@ def test_an_interface_that_is_not_there(two, name):
                 assert part in message, f"no {part!r} in {message!r}"
 
 
+def test_congestion_control(two):
+    """One that the system has is used; another is an error at once, with those that it has."""
+    with on(two, [0, 1], env={"TPU_DIST_TCP_CONGESTION": "reno"}) as ranks:
+        verify(ranks, CASES[::7])
+    with on(two, [0, 1], init=False, env={"TPU_DIST_TCP_CONGESTION": "nosuch"}) as ranks:
+        results = ranks.values(begin, 10, deadline=20)
+        assert all(result is not None and result[1] < 5 for result in results), results
+        said = " ".join(message for message, _ in results)
+        for part in ("TPU_DIST_TCP_CONGESTION", "reno", "nosuch"):
+            assert part in said, said
+
+
 def test_hosts_that_cannot_reach_each_other(two):
     """The interface was forced to one that leads nowhere: an error that says who and where."""
     for host in two.hosts:

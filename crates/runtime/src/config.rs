@@ -55,8 +55,7 @@ pub struct Config {
     /// counts as lost; default 15.
     pub heartbeat: Duration,
     /// `TPU_DIST_SPIN_MICROSECONDS`: how long a waiting thread spins before it sleeps;
-    /// default 50. Four times as long, where peers are on
-    /// other hosts or ranks share cores.
+    /// default 50. Four times as long where peers are on other hosts, or ranks share cores.
     pub spin: Duration,
     /// `TPU_DIST_ALGO`: the algorithm of every collective between hosts; default: by cost.
     pub algorithm: Option<String>,

@@ -115,6 +115,7 @@ fn rank() {
         "monitored" => monitored(&group),
         "subgroups" => subgroups(&group),
         "abort" => abort(&group),
+        "many" => many(&group),
         other => panic!("no scenario {other}"),
     }
     group.shutdown();
@@ -606,6 +607,8 @@ fn killed(group: &Communicator) {
     let mut data = vec![1.0f32; 100_000];
     all_reduce(group, &mut data, ReduceOp::Sum).unwrap();
     if group.rank() == 1 {
+        // Others may still be in the first all-reduce, which would then fail instead.
+        std::thread::sleep(Duration::from_millis(200));
         // SAFETY: plain system calls.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
@@ -713,6 +716,19 @@ fn abort(group: &Arc<Communicator>) {
     }
 }
 
+/// An all-to-all whose tables are larger than what goes out unasked.
+fn many(group: &Communicator) {
+    let (me, ranks) = (group.rank(), group.size());
+    let value = |from: u32, to: u32| (from * 1000 + to) as f32;
+    let mut input: Vec<f32> = (0..ranks).map(|to| value(me, to)).collect();
+    let mut output = vec![0f32; ranks as usize];
+    let pieces = |data: &mut [f32]| Pieces::split(data.as_mut_ptr().cast(), 4, ranks as usize);
+    let (from, to) = (pieces(&mut input), pieces(&mut output));
+    run(group, call(Kind::AllToAll, None, from, to)).unwrap();
+    let expected: Vec<f32> = (0..ranks).map(|from| value(from, me)).collect();
+    assert_eq!(output, expected);
+}
+
 const TCP: &[(&str, &str)] = &[("TPU_DIST_TRANSPORT", "tcp")];
 
 #[test]
@@ -735,6 +751,11 @@ fn right_values_over_tcp() {
     for ranks in [2, 3, 4] {
         start("values", ranks, TCP).finish(&[]);
     }
+}
+
+#[test]
+fn all_to_all_of_many_ranks_over_tcp() {
+    start("many", 112, TCP).finish(&[]);
 }
 
 #[test]

@@ -8,7 +8,6 @@
 use std::future::poll_fn;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -146,9 +145,9 @@ impl Net {
             written: &self.written,
         };
         let small = self.is_small(data);
-        let records = self
-            .agree(job, sequence, self.own_record(data, small))
-            .await?;
+        let tables = job.call.kind == Kind::AllToAll && self.tables_bytes() <= self.room();
+        let records = self.own_record(data, small, tables);
+        let records = self.agree(job, sequence, records).await?;
         let scale = |rank: usize| {
             let bytes = records
                 .of(rank)
@@ -156,9 +155,15 @@ impl Net {
                 .expect("a record begins with its factor");
             f64::from_le_bytes(*bytes)
         };
-        if job.call.kind == Kind::AllToAll {
+        if tables {
             return self
                 .all_to_all(data, sequence, |rank| &records.of(rank)[SCALE_BYTES..])
+                .await;
+        }
+        if job.call.kind == Kind::AllToAll {
+            let tables = self.gather_tables(data, sequence).await?;
+            return self
+                .all_to_all(data, sequence, |rank| tables.of(rank))
                 .await;
         }
         if small {
@@ -188,7 +193,7 @@ impl Net {
             }
             Ok(())
         };
-        both(pin!(run(0)), pin!(run(1))).await
+        tokio::try_join!(run(0), run(1)).map(|_| ())
     }
 
     /// This rank's steps, by the algorithm that is predicted to be fastest for the whole call: for
@@ -245,29 +250,45 @@ impl Net {
             Kind::AllToAll => return false,
             _ => 16 << 10,
         };
-        let records = (self.ranks as usize / 2).max(1);
-        let room = (EAGER_BYTES - Note::LEN) / records - SCALE_BYTES;
-        data.largest_contribution() <= most.min(room)
+        data.largest_contribution() <= most.min(self.room())
     }
 
-    /// What this rank tells all others along with its signature, with room for what they tell.
-    fn own_record(&self, data: Data<'_>, small: bool) -> Records<'_> {
-        let call = &data.job.call;
-        let bytes = match call.kind {
-            Kind::AllToAll => 2 * size_of::<u64>() * data.ranks,
-            _ if small => data.largest_contribution(),
+    /// Bytes that each rank can tell all others along with its signature and factor: half of all
+    /// records must fit in a message.
+    fn room(&self) -> usize {
+        let records = (self.ranks as usize / 2).max(1);
+        ((EAGER_BYTES - Note::LEN) / records).saturating_sub(SCALE_BYTES)
+    }
+
+    /// Bytes of what a rank sends to each in an all-to-all, and expects from each.
+    fn tables_bytes(&self) -> usize {
+        2 * size_of::<u64>() * self.ranks as usize
+    }
+
+    /// Room for a record of `length` bytes from each rank.
+    fn records(&self, length: usize) -> Records<'_> {
+        let ranks = self.ranks as usize;
+        Records {
+            buffer: self.buffer(ranks * length + EAGER_BYTES),
+            length,
+            me: self.me as usize,
+            ranks,
+        }
+    }
+
+    /// What this rank tells all others along with its signature, with room for what they tell:
+    /// `small` data, or the tables of an all-to-all.
+    fn own_record(&self, data: Data<'_>, small: bool, tables: bool) -> Records<'_> {
+        let bytes = match (small, tables) {
+            (true, _) => data.largest_contribution(),
+            (_, true) => self.tables_bytes(),
             _ => 0,
         };
-        let length = SCALE_BYTES + bytes;
-        let mut buffer = self.buffer(data.ranks * length + EAGER_BYTES);
-        let (factor, rest) = buffer.data.split_at_mut(SCALE_BYTES);
+        let mut records = self.records(SCALE_BYTES + bytes);
+        let (factor, rest) = records.buffer.data.split_at_mut(SCALE_BYTES);
         factor.copy_from_slice(&data.job.scale().unwrap_or(1.0).to_le_bytes());
-        if call.kind == Kind::AllToAll {
-            let sent = (0..data.ranks).map(|rank| call.input.piece_bytes(rank));
-            let expected = (0..data.ranks).map(|rank| call.output.piece_bytes(rank));
-            for (entry, size) in rest.as_chunks_mut().0.iter_mut().zip(sent.chain(expected)) {
-                *entry = (size as u64).to_le_bytes();
-            }
+        if tables {
+            write_tables(data, rest);
         } else if small {
             let (segments, bytes) = data.contribution();
             walk(segments, 0, bytes, |from, at, count| {
@@ -275,12 +296,48 @@ impl Net {
                 unsafe { copy(rest.as_mut_ptr().add(at), from, count) };
             });
         }
-        Records {
-            buffer,
-            length,
-            me: data.me,
-            ranks: data.ranks,
+        records
+    }
+
+    /// The rounds in which all tell all: how many records are known, how many are passed on, to
+    /// whom, and from whom as many come.
+    fn rounds(&self) -> impl Iterator<Item = (usize, usize, u32, u32)> {
+        let (me, ranks) = (self.me, self.ranks);
+        let counts = std::iter::successors(Some(1u32), |count| count.checked_mul(2));
+        counts
+            .take_while(move |&count| count < ranks)
+            .map(move |count| {
+                let more = count.min(ranks - count) as usize;
+                let (to, from) = ((me + ranks - count) % ranks, (me + count) % ranks);
+                (count as usize, more, to, from)
+            })
+    }
+
+    /// The tables of all ranks of an all-to-all that has too many for the agreement.
+    async fn gather_tables<'a>(
+        &'a self,
+        data: Data<'_>,
+        sequence: u64,
+    ) -> Result<Records<'a>, Failure> {
+        let mut records = self.records(self.tables_bytes());
+        write_tables(data, &mut records.buffer.data);
+        let length = records.length;
+        let key = self.channel(sequence, 1);
+        let known = Segment::from(&mut records.buffer.data[..]);
+        for (count, more, to, from) in self.rounds() {
+            let bytes = more * length;
+            // SAFETY: the flights end in this round or are dropped before the records; they use
+            // what is known and what follows it.
+            let (received, sent) = unsafe {
+                (
+                    self.receive(from, key, &[known.part(count * length, bytes)]),
+                    self.send(to, key, &[known.part(0, bytes)]),
+                )
+            };
+            received.done().await?;
+            sent.done().await?;
         }
+        Ok(records)
     }
 
     fn peer(&self, rank: u32) -> &Arc<Peer> {
@@ -376,16 +433,11 @@ impl Net {
         // Records from the own rank upwards, as far as they are known.
         let known = Segment::from(&mut records.buffer.data[..]);
         // A note to send and one to receive for each round.
-        let rounds = self.ranks.next_power_of_two().ilog2() as usize;
-        let mut notes = self.buffer(2 * rounds * Note::LEN);
+        let mut notes = self.buffer(2 * self.rounds().count() * Note::LEN);
         let notes = Segment::from(&mut notes.data[..]);
         // Dropped first: then nobody uses the memory.
         let mut sent = SmallVec::<[Flight<'_>; 8]>::new();
-        let mut count = 1;
-        for round in 0..rounds {
-            let distance = count as u32;
-            let more = count.min(records.ranks - count);
-            let from = (self.me + distance) % self.ranks;
+        for (round, (count, more, to, from)) in self.rounds().enumerate() {
             let incoming = notes.part((2 * round + 1) * Note::LEN, Note::LEN);
             // Who does not agree may send more than there is to come.
             let rest = known.part(count * length, EAGER_BYTES - Note::LEN);
@@ -411,7 +463,6 @@ impl Net {
             };
             // Who disagrees goes on to say so: every rank hears from every other.
             let told = known.part(0, note.differ.map_or(more * length, |_| 0));
-            let to = (self.me + self.ranks - distance) % self.ranks;
             // SAFETY: the flight is dropped before the buffers, of which only what follows is
             // written from here on.
             sent.push(unsafe { self.send(to, key, &[outgoing, told]) });
@@ -437,8 +488,7 @@ impl Net {
             if note.differ.is_none() && bytes != more * length {
                 return Err(self.malformed(from));
             }
-            count += more;
-            self.known.store(count as u64, Ordering::Relaxed);
+            self.known.store((count + more) as u64, Ordering::Relaxed);
         }
         for flight in &sent {
             flight.done().await?;
@@ -715,33 +765,6 @@ enum Posted<'a> {
     Aside(Message<'a>),
 }
 
-/// Runs two futures until both have ended well, or one has not.
-async fn both<E>(
-    mut first: Pin<&mut impl Future<Output = Result<(), E>>>,
-    mut second: Pin<&mut impl Future<Output = Result<(), E>>>,
-) -> Result<(), E> {
-    let mut ended = [false; 2];
-    poll_fn(|context| {
-        if !ended[0]
-            && let Poll::Ready(result) = first.as_mut().poll(context)
-        {
-            result?;
-            ended[0] = true;
-        }
-        if !ended[1]
-            && let Poll::Ready(result) = second.as_mut().poll(context)
-        {
-            result?;
-            ended[1] = true;
-        }
-        match ended {
-            [true, true] => Poll::Ready(Ok(())),
-            _ => Poll::Pending,
-        }
-    })
-    .await
-}
-
 /// Waits for the sends of a chunk that is about to change.
 async fn settle(sends: &mut Vec<(Chunk, Flight<'_>)>, chunk: &Chunk) -> Result<(), Failure> {
     for (_, flight) in sends.iter().filter(|(sent, _)| overlap(sent, chunk)) {
@@ -807,6 +830,16 @@ impl Note {
             signature: part(bytes, 1),
             differ: (bytes[0] != 0).then_some(pair),
         }
+    }
+}
+
+/// What a rank sends to each in an all-to-all, and expects from each, in bytes.
+fn write_tables(data: Data<'_>, to: &mut [u8]) {
+    let call = &data.job.call;
+    let sent = (0..data.ranks).map(|rank| call.input.piece_bytes(rank));
+    let expected = (0..data.ranks).map(|rank| call.output.piece_bytes(rank));
+    for (entry, size) in to.as_chunks_mut().0.iter_mut().zip(sent.chain(expected)) {
+        *entry = (size as u64).to_le_bytes();
     }
 }
 
@@ -920,11 +953,11 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// A range of the elements of the output, which then is all there is.
+    /// A range of the elements of the output, in which an all-reduce works.
     fn part(&self, elements: Range<u64>, size: usize) -> Memory<'static> {
         let output = self.segments(Chunk::new(Buffer::Output, elements), size);
         Memory {
-            input: output.clone(),
+            input: SmallVec::new(),
             output,
             scratch: self.scratch,
             _own: [None, None],

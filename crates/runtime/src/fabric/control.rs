@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -27,7 +28,7 @@ use crate::link::Link;
 use crate::transport::region::Mapping;
 use crate::transport::ring::{Consumer, Producer, RING_FOOTPRINT};
 use crate::transport::shm::Shm;
-use crate::transport::tcp::Tcp;
+use crate::transport::tcp::{Tcp, choose_congestion_control};
 use crate::wire::{Control, Hello, MESSAGE_MAX, ProcessInfo};
 
 /// How long the first messages on a new connection may take.
@@ -61,6 +62,9 @@ fn unix_name(process: u128) -> io::Result<UnixAddr> {
 pub(super) fn listen(config: &Config, process: u128) -> Result<(Listeners, Vec<String>), Error> {
     let (candidates, why) = interface::choose(config)?;
     let tcp = listen_tcp().map_err(|error| Error::Network(format!("listening: {error}")))?;
+    // Said here and now, not when a peer connects.
+    choose_congestion_control(&SockRef::from(&tcp))
+        .map_err(|error| Error::Network(error.to_string()))?;
     let local = tcp
         .local_addr()
         .map_err(|error| Error::Network(format!("listening: {error}")))?;

@@ -17,24 +17,10 @@ const PARTS: usize = 16;
 
 impl Tcp {
     /// Takes a connected stream and makes it non-blocking.
-    ///
-    /// # Errors
-    /// The system's; for a congestion control that it does not have, with the name.
     pub(crate) fn new(stream: TcpStream) -> io::Result<Tcp> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let socket = SockRef::from(&stream);
-        if let Some(name) = &Config::get().congestion {
-            socket
-                .set_tcp_congestion(name.as_bytes())
-                .map_err(|error| {
-                    let message = format!("TPU_DIST_TCP_CONGESTION: {name:?}: {error}");
-                    io::Error::new(error.kind(), message)
-                })?;
-        } else if socket.tcp_congestion()?.starts_with(b"bbr") {
-            // Where this is not allowed, it stays as it is.
-            let _ = socket.set_tcp_congestion(b"cubic");
-        }
+        choose_congestion_control(&SockRef::from(&stream))?;
         Ok(Tcp(stream))
     }
 
@@ -51,6 +37,32 @@ impl Tcp {
         };
         if status == 0 { count as usize } else { 0 }
     }
+}
+
+/// Sets what `TPU_DIST_TCP_CONGESTION` names, or cubic in place of BBR.
+///
+/// # Errors
+/// The system does not have it.
+pub(crate) fn choose_congestion_control(socket: &SockRef<'_>) -> io::Result<()> {
+    if let Some(name) = &Config::get().congestion {
+        return socket.set_tcp_congestion(name.as_bytes()).map_err(|error| {
+            let known = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+            let known = std::fs::read_to_string(known).unwrap_or_default();
+            let message = format!(
+                "TPU_DIST_TCP_CONGESTION: expected one of {}, got {name:?}: {error}",
+                known.split_whitespace().collect::<Vec<_>>().join(", ")
+            );
+            io::Error::new(error.kind(), message)
+        });
+    }
+    if socket
+        .tcp_congestion()
+        .is_ok_and(|name| name.starts_with(b"bbr"))
+    {
+        // Where this is not allowed, it stays as it is.
+        let _ = socket.set_tcp_congestion(b"cubic");
+    }
+    Ok(())
 }
 
 fn would_block(result: io::Result<usize>) -> io::Result<usize> {
