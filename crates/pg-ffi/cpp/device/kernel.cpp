@@ -361,10 +361,6 @@ bool takes_indices(const std::string& name) {
   return name.find("index") != std::string::npos;
 }
 
-bool is_sized_by_numbers(const std::string& name) {
-  return name == "arange.start_out";
-}
-
 // Whether `other` is `functional` with arguments for its results.
 bool is_out_of(const c10::FunctionSchema& functional, const c10::FunctionSchema& other) {
   const auto& mine = functional.arguments();
@@ -431,7 +427,7 @@ class Registration {
     auto name = name_of(handle.operator_name());
     auto* const overload = new Overload{
         handle, name, number, variants_++, row.random, takes_indices(name),
-        is_sized_by_numbers(name), {}, 0, {}, {}};
+        row.sized_by_numbers, {}, 0, {}, {}};
     if (!describe(handle.schema(), *overload)) {
       delete overload;
       return;

@@ -45,6 +45,8 @@ pub(crate) mod ffi {
         /// Positions of arguments that are written though the schema does not say so.
         writes: Vec<u32>,
         random: bool,
+        /// The values of numbers decide how large its result is.
+        sized_by_numbers: bool,
     }
 
     /// What storages hold.
@@ -220,6 +222,7 @@ fn operators() -> Vec<ffi::Operator> {
             constants: numbers(row.constants),
             writes: numbers(row.writes),
             random: row.random,
+            sized_by_numbers: row.sized_by_numbers,
         })
         .collect()
 }

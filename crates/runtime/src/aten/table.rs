@@ -25,6 +25,8 @@ pub struct OperatorRow {
     pub runtime: &'static [usize],
     /// It draws random numbers.
     pub random: bool,
+    /// The values of numbers decide how large its result is.
+    pub sized_by_numbers: bool,
     pub(super) rule: Rule,
 }
 
@@ -64,6 +66,7 @@ impl OperatorRow {
             writes: &[],
             runtime: &[],
             random: false,
+            sized_by_numbers: false,
             rule,
         }
     }
@@ -81,6 +84,14 @@ impl OperatorRow {
     /// With `float` arguments that change from call to call.
     pub(super) const fn runtime(self, runtime: &'static [usize]) -> OperatorRow {
         OperatorRow { runtime, ..self }
+    }
+
+    /// With a result whose size depends on the values of numbers.
+    pub(super) const fn sized_by_numbers(self) -> OperatorRow {
+        OperatorRow {
+            sized_by_numbers: true,
+            ..self
+        }
     }
 
     /// With random numbers.

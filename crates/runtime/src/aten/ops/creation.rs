@@ -21,7 +21,8 @@ pub(super) static ROWS: &[OperatorRow] = &[
         let element = opmath(result.element);
         let place = iota(call.body(), S64, &result.view.sizes, 0).convert(element);
         Ok(call.scalar(0, element)? + place * call.scalar(2, element)?)
-    }),
+    })
+    .sized_by_numbers(),
     OperatorRow::new("linspace.out", linspace),
     OperatorRow::new("eye.out", eye),
     OperatorRow::new("eye.m_out", eye),
