@@ -4,6 +4,8 @@ A few samples of each operator and of five types by default; all samples of twel
 TPU_DIST_TEST_ALL=1.
 """
 
+import copy
+import functools
 import itertools
 import warnings
 
@@ -59,24 +61,47 @@ def backward(outputs, inputs):
     return torch.autograd.grad(sources, wanting, seeds, allow_unused=True)
 
 
-def compare(op, got, expected, what):
-    """That results on the device are those of the CPU, with the same types and sizes."""
+def exact(value):
+    """A sample's argument in float64."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_(value.requires_grad)
+    return (
+        torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    )
+
+
+def compare(op, got, expected, what, reference=None):
+    """That results on the device are those of the CPU, with the same types and sizes; or that
+    all in all they are as near to those in float64, which `reference` computes."""
     got, expected = tree_flatten(got)[0], tree_flatten(expected)[0]
     assert len(got) == len(expected), what
-    for ours, theirs in zip(got, expected, strict=True):
+    for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         if not isinstance(theirs, torch.Tensor):
             assert type(ours) is type(theirs), what
             assert ours == pytest.approx(theirs, nan_ok=True), what
             continue
         assert ours.device.type == "tpu", what
         tolerance = opinfo_cases.tolerance(op, theirs.dtype)
-        torch.testing.assert_close(
-            ours.detach().cpu(),
-            theirs.detach(),
-            equal_nan=True,
-            msg=lambda text: f"{what}: {text}",
-            **tolerance,
-        )
+        ours, theirs = ours.detach().cpu(), theirs.detach()
+        try:
+            torch.testing.assert_close(
+                ours, theirs, equal_nan=True, msg=lambda text: f"{what}: {text}", **tolerance
+            )
+        except AssertionError:
+            if reference is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+                raise
+            truth = tree_flatten(reference())[0][index].detach()
+            error, allowed = ((it.double() - truth).abs().max() for it in (ours, theirs))
+            if not error <= allowed:
+                raise
+
+
+def run_exactly(op, sample, *, gradients=False):
+    """Results of a sample in float64, or their gradients."""
+    inputs = tree_map(exact, (sample.input, sample.args, sample.kwargs))
+    value, arguments, keywords = inputs
+    outputs = op(value, *arguments, **keywords)
+    return backward(outputs, inputs) if gradients else outputs
 
 
 @pytest.mark.parametrize(
@@ -105,19 +130,26 @@ def test_operator(op, dtype):
     torch.tpu.reset_fallback_stats()
     for number, sample in enumerate(itertools.islice(samples, limit)):
         what = f"sample {number}: {sample.summary()}"
+        in_float64 = None
+        if dtype.is_floating_point and dtype.itemsize < 4:
+            in_float64 = functools.partial(run_exactly, op, copy.copy(sample))
+            sample.kwargs = opinfo_cases.with_accumulation(
+                sample.kwargs, "accurate", torch.float32
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = op(sample.input, *sample.args, **sample.kwargs)
             value, arguments, keywords = moved(sample)
             got = op(value, *arguments, **keywords)
             if first_only:
-                compare(op, got[0], expected[0], what)
+                compare(op, got[0], expected[0], what, in_float64)
             else:
-                compare(op, got, expected, what)
+                compare(op, got, expected, what, in_float64)
             if differentiable:
                 theirs = backward(expected, (sample.input, sample.args, sample.kwargs))
                 ours = backward(got, (value, arguments, keywords))
-                compare(op, ours, theirs, f"gradients of {what}")
+                exactly = in_float64 and functools.partial(in_float64, gradients=True)
+                compare(op, ours, theirs, f"gradients of {what}", exactly)
             if in_place is not None and number == 0 and isinstance(sample.input, torch.Tensor):
                 changed = sample.input.detach().clone()
                 try:
