@@ -121,6 +121,16 @@ def arguments(kind: str, operation: str, sizes: list[str], dtype: str) -> list[s
     return [operation, *([dtype] if kind == "oneccl" else []), *sizes]
 
 
+def rounded_up(options: argparse.Namespace) -> list[str]:
+    """The sizes in bytes, each a whole number of elements for each rank."""
+    unit = options.ranks * {"float32": 4, "bfloat16": 2}[options.dtype]
+    factors = {"K": 1 << 10, "M": 1 << 20}
+    sizes = [
+        int(size.rstrip("KM")) * factors.get(size[-1], 1) for size in options.sizes.split(",")
+    ]
+    return [str(-(-size // unit) * unit) for size in sizes]
+
+
 def main() -> int:
     """Prints one table for each operation."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,7 +152,7 @@ def main() -> int:
             if not (kind == "oneccl" and operation == "send_recv")
             and not (kind == "arena" and operation in ("send_recv", "barrier"))
         }
-        sizes = ["8"] if operation == "barrier" else options.sizes.split(",")
+        sizes = ["8"] if operation == "barrier" else rounded_up(options)
         rounds: dict[str, list[dict[int, float]]] = {kind: [] for kind in taking_part}
         for _ in range(options.rounds):
             for kind, program in taking_part.items():
