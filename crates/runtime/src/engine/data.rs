@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use tpu_dist_collectives::Kind;
-use tpu_dist_collectives::reduce::copy;
+use tpu_dist_collectives::reduce::{copy, copy_nontemporal};
 
 use super::{Job, walk};
 use crate::call::Segment;
+
+/// Outputs from this size on are written past the caches.
+const UNCACHED_BYTES: usize = 8 << 20;
 
 /// The data of one rank in one collective.
 #[derive(Clone, Copy)]
@@ -126,30 +129,49 @@ impl<'a> Data<'a> {
 
     /// Copies the rank's own piece from input to output.
     pub(crate) fn copy_own(self) {
+        self.copy_own_part(0, usize::MAX);
+    }
+
+    /// Copies up to `bytes` of the rank's own piece from input to output, from `offset` on.
+    pub(crate) fn copy_own_part(self, offset: usize, bytes: usize) {
         let call = &self.job.call;
         let own = |pieces: usize| if pieces > 1 { self.me } else { 0 };
         let input = call.input.piece(own(call.input.len()));
         let output = own(call.output.len());
-        walk(
-            input,
-            0,
-            call.output.piece_bytes(output),
-            |from, at, count| {
-                walk(call.output.piece(output), at, count, |to, inner, count| {
+        let bytes = bytes.min(call.output.piece_bytes(output).saturating_sub(offset));
+        let put = self.put();
+        walk(input, offset, bytes, |from, at, count| {
+            walk(
+                call.output.piece(output),
+                offset + at,
+                count,
+                |to, inner, count| {
                     let from = from.wrapping_add(inner);
                     if to != from {
                         self.count(count);
                         // SAFETY: the caller's memory, which may coincide but not overlap.
-                        unsafe { copy(to, from, count) };
+                        unsafe { put(to, from, count) };
                     }
-                });
-            },
-        );
+                },
+            );
+        });
+    }
+
+    /// How data is copied to the output: past the caches where they would not hold it. An
+    /// all-reduce mostly works in place, on lines that it has just read.
+    fn put(self) -> unsafe fn(*mut u8, *const u8, usize) {
+        let call = &self.job.call;
+        if call.kind != Kind::AllReduce && call.output.bytes() >= UNCACHED_BYTES {
+            copy_nontemporal
+        } else {
+            copy
+        }
     }
 
     /// Copies `bytes` at `data` to output piece `piece`, from `offset` on.
     pub(crate) fn copy_in(self, piece: usize, offset: usize, bytes: usize, data: *const u8) {
         self.count(bytes);
+        let put = self.put();
         walk(
             self.job.call.output.piece(piece),
             offset,
@@ -157,7 +179,7 @@ impl<'a> Data<'a> {
             |to, at, count| {
                 // SAFETY: `data` has been published to this rank, whole, and is not written until
                 // this rank has said that it has read it.
-                unsafe { copy(to, data.add(at), count) };
+                unsafe { put(to, data.add(at), count) };
             },
         );
     }

@@ -777,13 +777,14 @@ impl Local {
         };
         let stage = |round: u64| {
             let (offset, length) = range(round, self.me);
-            self.data(job)
-                .copy_out(0, offset, length, self.stage(self.me, round));
+            let data = self.data(job);
+            data.copy_out(0, offset, length, self.stage(self.me, round));
             self.produced(round);
+            // Now, while it is in the cache.
+            data.copy_own_part(offset, length);
         };
         self.free(base).await;
         stage(base);
-        self.data(job).copy_own();
         for round in base..base + count {
             if round + 1 < base + count {
                 self.free(round + 1).await;
