@@ -1024,15 +1024,12 @@ impl Group {
                 ours: format!("all_to_all expecting {expected} bytes from rank {from}").into(),
             },
             Failure::Gone { rank } => {
-                // Its word may be a moment behind.
-                let end = Instant::now() + PROBE;
-                while self.failure.get().is_none() && Instant::now() < end {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
                 let reason = format!("{} failed in this group", self.name(rank));
-                let error = Error::Aborted { context, reason };
-                self.fail(error.clone(), false);
-                self.failure_of(operation).unwrap_or(error)
+                self.failed_elsewhere(operation, Error::Aborted { context, reason })
+            }
+            Failure::Unreadable { rank, error } => {
+                let reason = format!("its memory cannot be read: {error}");
+                self.failed_elsewhere(operation, self.lost(&context, rank, &reason))
             }
             Failure::Memory(reason) => {
                 let reason = format!("its data is not to be had: {reason}");
@@ -1052,6 +1049,17 @@ impl Group {
                 error
             }
         }
+    }
+
+    /// Fails for a cause that is about to be heard of, or else with `error`.
+    fn failed_elsewhere(self: &Arc<Group>, operation: &Operation, error: Error) -> Error {
+        let end = Instant::now() + PROBE;
+        while self.failure.get().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let tell = matches!(error, Error::PeerLost { .. });
+        self.fail(error.clone(), tell);
+        self.failure_of(operation).unwrap_or(error)
     }
 
     /// Leaves the group unusable; `tell` the other ranks, unless they know.

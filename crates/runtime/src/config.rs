@@ -57,6 +57,9 @@ pub struct Config {
     /// `TPU_DIST_SPIN_MICROSECONDS`: how long a waiting thread spins before it sleeps;
     /// default 50. Four times as long where peers are on other hosts, or ranks share cores.
     pub spin: Duration,
+    /// `TPU_DIST_CMA`: 0 keeps processes from reading each other's memory by cross-memory attach,
+    /// and has them go through shared memory where they otherwise would.
+    pub cross_memory: bool,
     /// `TPU_DIST_ALGO`: the algorithm of every collective between hosts; default: by cost.
     pub algorithm: Option<String>,
     /// `TPU_DIST_PJRT_PLUGIN`: the file of the device's plugin; default: libtpu where there is a
@@ -87,6 +90,7 @@ const KNOWN: &[&str] = &[
     "TPU_DIST_TCP_CONGESTION",
     "TPU_DIST_HEARTBEAT_SECONDS",
     "TPU_DIST_SPIN_MICROSECONDS",
+    "TPU_DIST_CMA",
     "TPU_DIST_ALGO",
     "TPU_DIST_PJRT_PLUGIN",
     "TPU_DIST_DEVICE_COLLECTIVES",
@@ -157,6 +161,7 @@ impl Config {
             congestion: env("TPU_DIST_TCP_CONGESTION"),
             heartbeat: Duration::from_secs(read("TPU_DIST_HEARTBEAT_SECONDS", 15, 1, 3600)),
             spin: Duration::from_micros(read("TPU_DIST_SPIN_MICROSECONDS", 50, 0, 1_000_000)),
+            cross_memory: env("TPU_DIST_CMA").is_none_or(|value| value != "0"),
             algorithm: env("TPU_DIST_ALGO"),
             plugin: env("TPU_DIST_PJRT_PLUGIN").map(PathBuf::from),
             virtual_slice: env("TPU_DIST_VIRTUAL_SLICE"),

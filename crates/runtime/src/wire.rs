@@ -130,7 +130,7 @@ impl Frame {
 }
 
 /// Version of everything in this file and of the shared-memory layouts.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 
 /// A process, as it publishes itself in the store.
 #[derive(Clone, Debug, PartialEq, Eq, SchemaWrite, SchemaRead)]
@@ -167,6 +167,8 @@ pub(crate) struct Hello {
     pub(crate) ring: u64,
     /// With shared memory: the bit of the listener in the speaker's inbox.
     pub(crate) inbox_bit: u32,
+    /// On the same host: where in the speaker's memory its identity stands.
+    pub(crate) identity: u64,
 }
 
 /// What travels on a control connection.

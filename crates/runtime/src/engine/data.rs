@@ -3,12 +3,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::errno::Errno;
 use smallvec::SmallVec;
 use tpu_dist_collectives::Kind;
 use tpu_dist_collectives::reduce::{copy, copy_nontemporal};
 
 use super::{Job, walk};
 use crate::call::Segment;
+use crate::link::ReadPart;
+use crate::transport::peer_memory::PeerMemory;
 
 /// Outputs from this size on are written past the caches.
 const UNCACHED_BYTES: usize = 8 << 20;
@@ -182,6 +185,18 @@ impl<'a> Data<'a> {
                 unsafe { put(to, data.add(at), count) };
             },
         );
+    }
+
+    /// Fills output piece `piece` from `address` in the memory of another rank.
+    pub(crate) fn pull(self, piece: usize, memory: &PeerMemory, address: u64) -> Result<(), Errno> {
+        let segments = self.job.call.output.piece(piece);
+        self.count(segments.iter().map(|segment| segment.bytes).sum());
+        let parts: SmallVec<[ReadPart; 4]> = segments
+            .iter()
+            .map(|&Segment { ptr, bytes }| ReadPart { ptr, bytes })
+            .collect();
+        // SAFETY: the output is the caller's, who vouches for it; the engine alone writes it.
+        unsafe { memory.read(&parts, address) }
     }
 
     /// Copies `bytes` of input piece `piece`, from `offset` on, to `to`.

@@ -11,7 +11,9 @@
 //!
 //! Large data that lies in the ranks' regions anyway (see [`crate::arena`]) is not
 //! staged: the arrival says where it is, the others use it in place, and a rank leaves
-//! when all have done so, which takes one round.
+//! when all have done so, which takes one round. In the same way, ranks that may read each
+//! other's memory (see [`crate::transport::peer_memory`]) fetch what is moved and not reduced from
+//! where it is.
 
 use std::future::poll_fn;
 use std::mem::offset_of;
@@ -20,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
+use nix::errno::Errno;
 use smallvec::SmallVec;
 use tpu_dist_collectives::reduce::copy;
 use tpu_dist_collectives::{Kind, ReduceKind, Signature};
@@ -78,9 +81,12 @@ struct Slot {
     /// Where large input and output lie in the rank's region; `NOWHERE` if not in it.
     input: u64,
     output: u64,
+    /// Where large input lies in the rank's memory; `NOWHERE` if in several places, or if this
+    /// rank cannot read the memory of another one.
+    address: u64,
 }
 
-/// Not in shared memory.
+/// Not in shared memory, or not in one place.
 const NOWHERE: u64 = u64::MAX;
 
 const SMALL_OFFSET: usize = size_of::<Seat>().next_multiple_of(4096);
@@ -95,7 +101,9 @@ fn footprint(stage_bytes: usize) -> usize {
 
 /// Largest group: the tables of an all-to-all and small data must fit in a small buffer.
 pub(crate) const MAX_RANKS: usize = 2048;
-const _: () = assert!(2 * 8 * MAX_RANKS + ONE_SHOT <= SMALL_BYTES);
+const _: () = assert!(TABLES * 8 * MAX_RANKS + ONE_SHOT <= SMALL_BYTES);
+/// Tables of an all-to-all, of a number for each rank.
+const TABLES: usize = 3;
 
 /// The address of a seat.
 #[derive(Clone, Copy)]
@@ -220,6 +228,8 @@ pub(crate) struct Local {
     /// Bytes of a round: of the smallest staging buffers, once all seats were found.
     round_bytes: AtomicUsize,
     peers: Vec<Option<Arc<Peer>>>,
+    /// Whether this rank can read the memory of all others.
+    reads_all: bool,
     /// The seat of each rank, once found.
     seats: Vec<OnceLock<SeatPtr>>,
     attached: AtomicBool,
@@ -263,6 +273,7 @@ impl Local {
             own_offset,
             own_stage_bytes,
             round_bytes: AtomicUsize::new(STAGE_BYTES),
+            reads_all: peers.iter().flatten().all(|peer| peer.memory.is_some()),
             peers,
             seats,
             attached: AtomicBool::new(false),
@@ -331,6 +342,9 @@ impl Local {
             && let Some(windows) = self.windows(job, sequence, contribution, is_read_from)
         {
             return self.in_place(job, &scales, &windows).await;
+        }
+        if self.can_pull(&data, sequence) {
+            return self.pull(&data, sequence).await;
         }
         match job.call.kind {
             Kind::AllReduce => self.all_reduce(job, &scales).await,
@@ -494,6 +508,7 @@ impl Local {
             unsafe {
                 (*slot).input = place(&job.call.input);
                 (*slot).output = place(&job.call.output);
+                (*slot).address = self.address(&job.call.input);
             }
         }
         if job.call.kind == Kind::AllToAll {
@@ -630,13 +645,13 @@ impl Local {
         } else {
             data.finish_whole(scales, |rank| input(rank).cast_const());
         }
+        self.end(round + 1);
         self.leave_window(&data, round).await
     }
 
     /// Ends a collective that used the ranks' data in place: waits until nobody needs that
     /// of this rank any more.
     async fn leave_window(&self, data: &Data<'_>, round: u64) -> Result<(), Failure> {
-        self.end(round + 1);
         if data.is_read_from(self.me) {
             self.all_have(Counter::Consumed, round + 1).await;
         }
@@ -652,6 +667,75 @@ impl Local {
             }
         }
         Ok(())
+    }
+
+    // ---- large data, read from the ranks' memory ----
+
+    /// Where the pieces lie in this rank's memory, for the other ranks.
+    fn address(&self, pieces: &Pieces) -> u64 {
+        match pieces.contiguous() {
+            Some(whole) if self.reads_all => whole.ptr as u64,
+            // It has nothing to read, but can.
+            None if self.reads_all && pieces.bytes() == 0 => 0,
+            _ => NOWHERE,
+        }
+    }
+
+    /// Where `rank` said that its input lies.
+    fn address_of(&self, rank: usize, sequence: u64) -> u64 {
+        // SAFETY: as in `compare`.
+        unsafe { (*self.seat(rank).slot(sequence).as_ptr()).address }
+    }
+
+    /// Whether all ranks fetch what they need: the same answer on all ranks.
+    fn can_pull(&self, data: &Data<'_>, sequence: u64) -> bool {
+        let moves = matches!(
+            data.job.call.kind,
+            Kind::AllGather | Kind::Gather | Kind::Broadcast | Kind::Scatter
+        );
+        moves && (0..self.ranks).all(|rank| self.address_of(rank, sequence) != NOWHERE)
+    }
+
+    async fn pull(&self, data: &Data<'_>, sequence: u64) -> Result<(), Failure> {
+        let round = self.begin(1);
+        let call = &data.job.call;
+        let root = call.root as usize;
+        let is_root = root == self.me;
+        let fetch = |rank: usize, piece: usize, offset: usize| {
+            let address = self.address_of(rank, sequence) + offset as u64;
+            self.fetch(data, rank, piece, address)
+        };
+        match call.kind {
+            Kind::AllGather => self.others().try_for_each(|rank| fetch(rank, rank, 0))?,
+            Kind::Gather if is_root => self.others().try_for_each(|rank| fetch(rank, rank, 0))?,
+            Kind::Broadcast if !is_root => fetch(root, 0, 0)?,
+            Kind::Scatter if !is_root => fetch(root, 0, call.output.bytes() * self.me)?,
+            _ => {}
+        }
+        // The others need not wait for this.
+        self.end(round + 1);
+        if call.kind == Kind::AllGather || (is_root && call.kind != Kind::Broadcast) {
+            data.copy_own();
+        }
+        self.leave_window(data, round).await
+    }
+
+    /// Fills an output piece from the memory of `rank`.
+    fn fetch(
+        &self,
+        data: &Data<'_>,
+        rank: usize,
+        piece: usize,
+        address: u64,
+    ) -> Result<(), Failure> {
+        let memory = self.peers[rank]
+            .as_ref()
+            .and_then(|peer| peer.memory.as_ref());
+        let pulled = memory.map_or(Err(Errno::EPERM), |memory| {
+            data.pull(piece, memory, address)
+        });
+        let rank = rank as u32;
+        pulled.map_err(|error| Failure::Unreadable { rank, error })
     }
 
     // ---- large data, in rounds ----
@@ -962,21 +1046,25 @@ impl Local {
     // ---- all-to-all, whose pieces may differ ----
 
     /// Bytes of the tables that stand before small all-to-all data: what the rank sends to
-    /// each, then what it expects from each.
+    /// each, what it expects from each, and where what it sends to each lies in its memory.
     fn tables_bytes(&self) -> usize {
-        2 * 8 * self.ranks
+        TABLES * 8 * self.ranks
     }
 
     fn write_tables(&self, job: &Job, sequence: u64) {
         let call = &job.call;
         let to = self.own().small(sequence);
-        let sizes = (0..self.ranks)
-            .map(|rank| call.input.piece_bytes(rank))
-            .chain((0..self.ranks).map(|rank| call.output.piece_bytes(rank)));
-        for (index, size) in sizes.enumerate() {
+        let sent = (0..self.ranks).map(|rank| call.input.piece_bytes(rank) as u64);
+        let expected = (0..self.ranks).map(|rank| call.output.piece_bytes(rank) as u64);
+        let addresses = (0..self.ranks).map(|rank| match call.input.piece(rank) {
+            [] if self.reads_all => 0,
+            [one] if self.reads_all => one.ptr as u64,
+            _ => NOWHERE,
+        });
+        for (index, number) in sent.chain(expected).chain(addresses).enumerate() {
             // SAFETY: the small buffer is this rank's, aligned, and holds the tables
             // (`MAX_RANKS`).
-            unsafe { to.cast::<u64>().add(index).write(size as u64) };
+            unsafe { to.cast::<u64>().add(index).write(number) };
         }
         if call.input.bytes() <= ONE_SHOT {
             let to = to.wrapping_add(self.tables_bytes());
@@ -995,18 +1083,18 @@ impl Local {
 
     /// What `from` sends to `to`, and what `to` expects from `from`.
     fn sizes(&self, sequence: u64, from: usize, to: usize) -> (u64, u64) {
-        let table = |rank: usize, index: usize| {
-            // SAFETY: published with the arrival, and unchanged until its owner has left the
-            // next collective.
-            unsafe {
-                self.seat(rank)
-                    .small(sequence)
-                    .cast::<u64>()
-                    .add(index)
-                    .read()
-            }
-        };
-        (table(from, to), table(to, self.ranks + from))
+        (
+            self.table(sequence, from, to),
+            self.table(sequence, to, self.ranks + from),
+        )
+    }
+
+    /// A number in the tables of `rank`.
+    fn table(&self, sequence: u64, rank: usize, index: usize) -> u64 {
+        let tables = self.seat(rank).small(sequence).cast::<u64>();
+        // SAFETY: published with the arrival, and unchanged until its owner has left the
+        // next collective.
+        unsafe { tables.add(index).read() }
     }
 
     async fn all_to_all(&self, job: &Job, sequence: u64) -> Result<(), Failure> {
@@ -1059,8 +1147,25 @@ impl Local {
         if count == 0 {
             return Ok(());
         }
+        let address =
+            |from: usize, to: usize| self.table(sequence, from, 2 * self.ranks + to);
+        let ranks = 0..n;
+        let can_pull = || {
+            ranks.clone().all(|from| {
+                in_slot[from] || ranks.clone().all(|to| address(from, to) != NOWHERE)
+            })
+        };
         if windows.is_some() {
             let round = self.begin(1);
+            self.end(round + 1);
+            return self.leave_window(&data, round).await;
+        }
+        if can_pull() {
+            let round = self.begin(1);
+            for from in self.others().filter(|&from| !in_slot[from]) {
+                self.fetch(&data, from, from, address(from, self.me))?;
+            }
+            self.end(round + 1);
             return self.leave_window(&data, round).await;
         }
         let base = self.begin(count);

@@ -12,6 +12,7 @@ pub(crate) mod net;
 use std::future::poll_fn;
 use std::task::Poll;
 
+use nix::errno::Errno;
 use tpu_dist_collectives::reduce::Reducer;
 use tpu_dist_collectives::{Kind, ReduceOp, Signature};
 
@@ -81,6 +82,8 @@ pub(crate) enum Failure {
         sent: u64,
         expected: u64,
     },
+    /// The memory of a rank cannot be read: most likely it has ended.
+    Unreadable { rank: u32, error: Errno },
     /// The group has failed on a rank, which says why on another way.
     Gone { rank: u32 },
     /// The memory that it was to work on was not to be had.

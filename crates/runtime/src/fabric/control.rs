@@ -25,6 +25,7 @@ use super::{Bit, Fabric, Peer, interface};
 use crate::Error;
 use crate::config::Config;
 use crate::link::Link;
+use crate::transport::peer_memory::PeerMemory;
 use crate::transport::region::Mapping;
 use crate::transport::ring::{Consumer, Producer, RING_FOOTPRINT};
 use crate::transport::shm::Shm;
@@ -343,6 +344,7 @@ impl<'a> Seat<'a> {
             streams: 0,
             ring: self.ring as u64,
             inbox_bit: self.bit,
+            identity: std::ptr::from_ref(&self.fabric.info.process) as u64,
         }
     }
 
@@ -369,6 +371,7 @@ impl<'a> Seat<'a> {
         // this process reserved the other; both stay mapped as long as `Shm` holds the
         // mappings. Each process makes one producer and one consumer.
         let (producer, consumer) = unsafe { (Producer::new(outgoing), Consumer::new(incoming)) };
+        let memory = peer_memory(&stream, &hello);
         let link = Link::new(self.fabric.any_source.clone());
         link.add_stream(Box::new(Shm::new(
             producer,
@@ -384,6 +387,7 @@ impl<'a> Seat<'a> {
             self.fabric,
             hello.info,
             Some(mapping),
+            memory,
             link,
             seat,
             stream,
@@ -403,6 +407,22 @@ impl Drop for Seat<'_> {
             }
         }
     }
+}
+
+/// The memory of the process that said `hello`, where this one may read it.
+fn peer_memory(stream: &tokio::net::UnixStream, hello: &Hello) -> Option<PeerMemory> {
+    if !Config::get().cross_memory {
+        return None;
+    }
+    // The process's number here, which in its own namespace may be another.
+    let pid = stream.peer_cred().ok()?.pid()?;
+    let memory = PeerMemory::find(pid, hello.identity, hello.info.process);
+    if memory.is_none() {
+        tracing::debug!(
+            "the memory of pid {pid} cannot be read: data goes through shared memory"
+        );
+    }
+    memory
 }
 
 async fn send_with_region(
@@ -635,6 +655,7 @@ fn tcp_hello(fabric: &Fabric, token: u128, stream: u32, streams: u32) -> Hello {
         streams,
         ring: 0,
         inbox_bit: 0,
+        identity: 0,
     }
 }
 
@@ -657,7 +678,7 @@ fn start_tcp_peer(
         link.add_stream(Box::new(Tcp::new(stream)?));
     }
     let heartbeat = Some(Config::get().heartbeat);
-    let peer = start_peer(fabric, info, None, link, None, control, keep, heartbeat);
+    let peer = start_peer(fabric, info, None, None, link, None, control, keep, heartbeat);
     peer.link.descriptors(|fd, _| {
         let event = EpollEvent::new(EpollFlags::EPOLLONESHOT, peer_id(&peer));
         if let Err(error) = fabric.control.epoll.add(fd, event) {
@@ -678,6 +699,7 @@ fn start_peer(
     fabric: &Arc<Fabric>,
     info: ProcessInfo,
     mapping: Option<Arc<Mapping>>,
+    memory: Option<PeerMemory>,
     link: Link,
     seat: Option<(u32, usize)>,
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
@@ -688,6 +710,7 @@ fn start_peer(
     let peer = Arc::new(Peer {
         info,
         mapping,
+        memory,
         link,
         control: sender,
         seat,

@@ -17,6 +17,7 @@ use crate::arena::Arena;
 use crate::config::{Config, TransportChoice};
 use crate::link::{AnySource, Link};
 use crate::sync::{Doorbell, Inbox, publish_fence};
+use crate::transport::peer_memory::PeerMemory;
 use crate::transport::region::{Mapping, OwnRegion};
 use crate::transport::ring::RING_FOOTPRINT;
 use crate::wire::{Control, ProcessInfo, VERSION};
@@ -39,6 +40,8 @@ pub(crate) struct Peer {
     pub(crate) info: ProcessInfo,
     /// Its shared memory, when it is on this host.
     pub(crate) mapping: Option<Arc<Mapping>>,
+    /// The rest of its memory, when it is on this host and can be read.
+    pub(crate) memory: Option<PeerMemory>,
     pub(crate) link: Link,
     control: tokio::sync::mpsc::UnboundedSender<Control>,
     /// With shared memory: its bit in this process's inbox and where its ring lies in this
