@@ -44,6 +44,19 @@ unsafe impl Send for Segment {}
 // SAFETY: as above; a shared segment gives no more access than a copied one.
 unsafe impl Sync for Segment {}
 
+/// The segments as one range, where they follow each other in memory; `None` for none.
+pub(crate) fn joined(segments: &[Segment]) -> Option<Segment> {
+    let (first, rest) = segments.split_first()?;
+    let mut whole = *first;
+    for segment in rest {
+        if whole.ptr.wrapping_add(whole.bytes) != segment.ptr {
+            return None;
+        }
+        whole.bytes += segment.bytes;
+    }
+    Some(whole)
+}
+
 /// A list of pieces, one for each peer (or one alone), each a list of segments.
 ///
 /// One piece has several segments when the caller coalesces tensors: piece r holds
@@ -116,19 +129,6 @@ impl Pieces {
     /// Bytes of all pieces.
     pub fn bytes(&self) -> usize {
         self.segments.iter().map(|segment| segment.bytes).sum()
-    }
-
-    /// The whole as one range, where the segments follow each other in memory.
-    pub(crate) fn contiguous(&self) -> Option<Segment> {
-        let (first, rest) = self.segments.split_first()?;
-        let mut whole = *first;
-        for segment in rest {
-            if whole.ptr.wrapping_add(whole.bytes) != segment.ptr {
-                return None;
-            }
-            whole.bytes += segment.bytes;
-        }
-        Some(whole)
     }
 
     /// The pieces in memory that was [`Deferred`].

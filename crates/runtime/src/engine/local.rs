@@ -17,6 +17,7 @@
 
 use std::future::poll_fn;
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -30,7 +31,7 @@ use tpu_dist_collectives::{Kind, ReduceKind, Signature};
 use super::data::Data;
 use super::{Failure, Job, walk};
 use crate::Error;
-use crate::call::Pieces;
+use crate::call::{Call, Pieces, Segment, joined};
 use crate::fabric::{Fabric, Peer};
 use crate::sync::{Doorbell, publish_fence};
 
@@ -49,6 +50,18 @@ const ONE_SHOT: usize = 8 << 10;
 /// The same for an all-reduce, where above it each rank reduces a part, and the parts are
 /// gathered.
 const ONE_SHOT_REDUCE: usize = 4 << 10;
+
+/// Bytes of the pieces that ranks read from each other's memory. Larger ones move through the
+/// staging buffers, which the caches hold, as fast. Between ranks that share cores a round costs
+/// less than the system calls, and what several ranks read from one buffer is in their cache.
+fn pull_range(kind: Kind, crowded: bool) -> RangeInclusive<usize> {
+    match (kind, crowded) {
+        (Kind::AllToAll, true) => 256 << 10..=8 << 20,
+        (Kind::AllGather | Kind::AllToAll, false) => 0..=16 << 20,
+        (Kind::Gather | Kind::Scatter | Kind::Broadcast, false) => 0..=2 << 20,
+        _ => 1..=0,
+    }
+}
 
 /// A rank's shared memory in a group; small buffers and staging buffers follow it.
 #[repr(C, align(128))]
@@ -82,7 +95,7 @@ struct Slot {
     input: u64,
     output: u64,
     /// Where large input lies in the rank's memory; `NOWHERE` if in several places, or if this
-    /// rank cannot read the memory of another one.
+    /// rank cannot read the memory of another one or has reason not to.
     address: u64,
 }
 
@@ -228,6 +241,7 @@ pub(crate) struct Local {
     /// Bytes of a round: of the smallest staging buffers, once all seats were found.
     round_bytes: AtomicUsize,
     peers: Vec<Option<Arc<Peer>>>,
+    crowded: bool,
     /// Whether this rank can read the memory of all others.
     reads_all: bool,
     /// The seat of each rank, once found.
@@ -273,6 +287,7 @@ impl Local {
             own_offset,
             own_stage_bytes,
             round_bytes: AtomicUsize::new(STAGE_BYTES),
+            crowded,
             reads_all: peers.iter().flatten().all(|peer| peer.memory.is_some()),
             peers,
             seats,
@@ -343,7 +358,7 @@ impl Local {
         {
             return self.in_place(job, &scales, &windows).await;
         }
-        if self.can_pull(&data, sequence) {
+        if self.can_pull(sequence) {
             return self.pull(&data, sequence).await;
         }
         match job.call.kind {
@@ -499,7 +514,7 @@ impl Local {
         }
         if !small {
             let offset = |pieces: &Pieces| {
-                let whole = pieces.contiguous()?;
+                let whole = joined(pieces.segments())?;
                 let region = &self.fabric.region.mapping;
                 region.offset_of(whole.ptr, whole.bytes)
             };
@@ -508,7 +523,7 @@ impl Local {
             unsafe {
                 (*slot).input = place(&job.call.input);
                 (*slot).output = place(&job.call.output);
-                (*slot).address = self.address(&job.call.input);
+                (*slot).address = self.address(job, job.call.input.segments());
             }
         }
         if job.call.kind == Kind::AllToAll {
@@ -671,13 +686,30 @@ impl Local {
 
     // ---- large data, read from the ranks' memory ----
 
-    /// Where the pieces lie in this rank's memory, for the other ranks.
-    fn address(&self, pieces: &Pieces) -> u64 {
-        match pieces.contiguous() {
-            Some(whole) if self.reads_all => whole.ptr as u64,
-            // It has nothing to read, but can.
-            None if self.reads_all && pieces.bytes() == 0 => 0,
-            _ => NOWHERE,
+    /// Whether it pays for this rank to read the others' memory.
+    fn would_pull(&self, job: &Job) -> bool {
+        let Call {
+            kind,
+            input,
+            output,
+            ..
+        } = &job.call;
+        let piece = match kind {
+            Kind::AllToAll => input.bytes() / self.ranks,
+            Kind::Scatter => output.bytes(),
+            Kind::Broadcast => input.bytes().max(output.bytes()),
+            _ => input.bytes(),
+        };
+        self.reads_all && pull_range(*kind, self.crowded).contains(&piece)
+    }
+
+    /// Where segments of the input lie in this rank's memory, for the other ranks.
+    fn address(&self, job: &Job, segments: &[Segment]) -> u64 {
+        match joined(segments) {
+            _ if !self.would_pull(job) => NOWHERE,
+            Some(whole) => whole.ptr as u64,
+            None if segments.is_empty() => 0,
+            None => NOWHERE,
         }
     }
 
@@ -688,12 +720,8 @@ impl Local {
     }
 
     /// Whether all ranks fetch what they need: the same answer on all ranks.
-    fn can_pull(&self, data: &Data<'_>, sequence: u64) -> bool {
-        let moves = matches!(
-            data.job.call.kind,
-            Kind::AllGather | Kind::Gather | Kind::Broadcast | Kind::Scatter
-        );
-        moves && (0..self.ranks).all(|rank| self.address_of(rank, sequence) != NOWHERE)
+    fn can_pull(&self, sequence: u64) -> bool {
+        (0..self.ranks).all(|rank| self.address_of(rank, sequence) != NOWHERE)
     }
 
     async fn pull(&self, data: &Data<'_>, sequence: u64) -> Result<(), Failure> {
@@ -1056,11 +1084,7 @@ impl Local {
         let to = self.own().small(sequence);
         let sent = (0..self.ranks).map(|rank| call.input.piece_bytes(rank) as u64);
         let expected = (0..self.ranks).map(|rank| call.output.piece_bytes(rank) as u64);
-        let addresses = (0..self.ranks).map(|rank| match call.input.piece(rank) {
-            [] if self.reads_all => 0,
-            [one] if self.reads_all => one.ptr as u64,
-            _ => NOWHERE,
-        });
+        let addresses = (0..self.ranks).map(|rank| self.address(job, call.input.piece(rank)));
         for (index, number) in sent.chain(expected).chain(addresses).enumerate() {
             // SAFETY: the small buffer is this rank's, aligned, and holds the tables
             // (`MAX_RANKS`).
@@ -1147,14 +1171,9 @@ impl Local {
         if count == 0 {
             return Ok(());
         }
-        let address =
-            |from: usize, to: usize| self.table(sequence, from, 2 * self.ranks + to);
-        let ranks = 0..n;
-        let can_pull = || {
-            ranks.clone().all(|from| {
-                in_slot[from] || ranks.clone().all(|to| address(from, to) != NOWHERE)
-            })
-        };
+        let address = |from: usize, to: usize| self.table(sequence, from, 2 * n + to);
+        // Those whose data came with the arrival read too.
+        let can_pull = || (0..n).all(|from| (0..n).all(|to| address(from, to) != NOWHERE));
         if windows.is_some() {
             let round = self.begin(1);
             self.end(round + 1);

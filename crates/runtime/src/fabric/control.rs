@@ -418,9 +418,7 @@ fn peer_memory(stream: &tokio::net::UnixStream, hello: &Hello) -> Option<PeerMem
     let pid = stream.peer_cred().ok()?.pid()?;
     let memory = PeerMemory::find(pid, hello.identity, hello.info.process);
     if memory.is_none() {
-        tracing::debug!(
-            "the memory of pid {pid} cannot be read: data goes through shared memory"
-        );
+        tracing::debug!("the memory of pid {pid} cannot be read: data goes through shared memory");
     }
     memory
 }
@@ -678,7 +676,9 @@ fn start_tcp_peer(
         link.add_stream(Box::new(Tcp::new(stream)?));
     }
     let heartbeat = Some(Config::get().heartbeat);
-    let peer = start_peer(fabric, info, None, None, link, None, control, keep, heartbeat);
+    let peer = start_peer(
+        fabric, info, None, None, link, None, control, keep, heartbeat,
+    );
     peer.link.descriptors(|fd, _| {
         let event = EpollEvent::new(EpollFlags::EPOLLONESHOT, peer_id(&peer));
         if let Err(error) = fabric.control.epoll.add(fd, event) {
