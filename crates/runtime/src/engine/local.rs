@@ -17,7 +17,6 @@
 
 use std::future::poll_fn;
 use std::mem::offset_of;
-use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -51,15 +50,16 @@ const ONE_SHOT: usize = 8 << 10;
 /// gathered.
 const ONE_SHOT_REDUCE: usize = 4 << 10;
 
-/// Bytes of the pieces that ranks read from each other's memory. Larger ones move through the
-/// staging buffers, which the caches hold, as fast. Between ranks that share cores a round costs
-/// less than the system calls, and what several ranks read from one buffer is in their cache.
-fn pull_range(kind: Kind, crowded: bool) -> RangeInclusive<usize> {
+/// Whether it pays for ranks to read pieces of so many bytes from each other's memory. Larger
+/// ones move through the staging buffers, which the caches hold, as fast. Between ranks that
+/// share cores a round costs less than the system calls, and what several ranks read from one
+/// buffer is in their cache.
+fn pays_to_pull(kind: Kind, crowded: bool, piece: usize) -> bool {
     match (kind, crowded) {
-        (Kind::AllToAll, true) => 256 << 10..=8 << 20,
-        (Kind::AllGather | Kind::AllToAll, false) => 0..=16 << 20,
-        (Kind::Gather | Kind::Scatter | Kind::Broadcast, false) => 0..=2 << 20,
-        _ => 1..=0,
+        (Kind::AllToAll, true) => (256 << 10..=8 << 20).contains(&piece),
+        (Kind::AllGather | Kind::AllToAll, false) => piece <= 16 << 20,
+        (Kind::Gather | Kind::Scatter | Kind::Broadcast, false) => piece <= 2 << 20,
+        _ => false,
     }
 }
 
@@ -700,7 +700,7 @@ impl Local {
             Kind::Broadcast => input.bytes().max(output.bytes()),
             _ => input.bytes(),
         };
-        self.reads_all && pull_range(*kind, self.crowded).contains(&piece)
+        self.reads_all && pays_to_pull(*kind, self.crowded, piece)
     }
 
     /// Where segments of the input lie in this rank's memory, for the other ranks.
