@@ -26,7 +26,9 @@ const CREDIT_BYTES: usize = 4 << 20;
 const FRAGMENT_BYTES: usize = 256 << 10;
 /// What a network stream reads ahead of frames.
 const READ_AHEAD: usize = 64 << 10;
-/// What it reads ahead of large payloads: the next heads, but little that is to be copied.
+/// What a ring in shared memory does: a small message at once.
+const READ_AHEAD_IN_MEMORY: usize = 256;
+/// What a network stream reads ahead of large payloads: the next heads, but little that is to be copied.
 const READ_AHEAD_OF_PAYLOADS: usize = 512;
 /// Frames that one call writes, and the bytes after which no more are added.
 const BATCH: usize = 8;
@@ -399,7 +401,7 @@ impl Link {
         let ahead = if stream.fd().is_some() {
             READ_AHEAD
         } else {
-            Frame::LEN
+            READ_AHEAD_IN_MEMORY
         };
         self.lock().lanes.push(Lane {
             stream,

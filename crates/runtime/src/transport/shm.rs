@@ -8,6 +8,9 @@ use super::ring::{Consumer, Producer};
 use crate::link::{ReadPart, Stream, WritePart};
 use crate::sync::publish_fence;
 
+/// What is written before the peer is shown it, so that it reads while the next is written.
+const CHUNK_BYTES: usize = 16 << 10;
+
 /// The rings between this process and a peer on the same host.
 pub(crate) struct Shm {
     producer: Producer,
@@ -46,15 +49,24 @@ impl Shm {
 impl Stream for Shm {
     fn write(&mut self, parts: &[WritePart]) -> io::Result<usize> {
         let mut total = 0;
-        for part in parts {
-            // SAFETY: a part is readable memory for the time of the call.
-            let written = unsafe { self.producer.write(part.ptr, part.bytes) };
-            total += written;
-            if written < part.bytes {
-                break;
+        let mut shown = 0;
+        'parts: for part in parts {
+            for start in (0..part.bytes).step_by(CHUNK_BYTES) {
+                if total - shown >= CHUNK_BYTES {
+                    self.producer.commit();
+                    self.notify();
+                    shown = total;
+                }
+                let bytes = CHUNK_BYTES.min(part.bytes - start);
+                // SAFETY: a part is readable memory for the time of the call.
+                let written = unsafe { self.producer.write(part.ptr.add(start), bytes) };
+                total += written;
+                if written < bytes {
+                    break 'parts;
+                }
             }
         }
-        if total > 0 {
+        if total > shown {
             self.producer.commit();
             self.notify();
         }
