@@ -20,6 +20,9 @@ use crate::wire::{Class, Frame, FrameKind};
 
 /// Largest message that goes out before anyone asked for it.
 pub(crate) const EAGER_BYTES: usize = 64 << 10;
+/// Largest message that the receiver reads from the sender's memory. Through a ring, what is
+/// larger moves as fast, and others get their turn in between.
+const PULL_BYTES: usize = 1 << 20;
 /// Eager bytes that may wait unasked-for at a peer.
 const CREDIT_BYTES: usize = 4 << 20;
 /// Largest part of a large message in one frame: others get their turn in between.
@@ -65,6 +68,32 @@ pub(crate) trait Stream: Send {
     fn unsent(&self) -> usize {
         0
     }
+
+    /// Lets the peer read message `id` where it lies in this process's memory; false if it cannot.
+    fn offer(&self, _id: u64) -> bool {
+        false
+    }
+
+    /// Ends that: when this returns, the peer will know if it read the memory too late.
+    fn withdraw(&self, _id: u64) {}
+
+    /// Reads message `id` at address `from` of the peer's memory.
+    ///
+    /// # Safety
+    /// The parts are writable, and nobody else uses them.
+    unsafe fn pull(&mut self, _id: u64, _to: &[ReadPart], _from: u64) -> Pulled {
+        Pulled::Impossible
+    }
+}
+
+/// What came of [`Stream::pull`].
+pub(crate) enum Pulled {
+    /// The message was read.
+    Done,
+    /// Its sender gave up meanwhile.
+    Withdrawn,
+    /// It has to come through the stream.
+    Impossible,
 }
 
 /// Which messages match.
@@ -297,7 +326,17 @@ impl AnySource {
 /// A message that came before its receive.
 enum Unexpected {
     Eager { source: u32, data: Vec<u8> },
-    Offer { source: u32, id: u64, bytes: u64 },
+    Offer(Offer),
+}
+
+/// A large message that waits at its sender.
+#[derive(Clone, Copy)]
+struct Offer {
+    source: u32,
+    id: u64,
+    bytes: u64,
+    /// In the sender's memory; 0 if it is not to be read there.
+    address: u64,
 }
 
 /// A frame being written.
@@ -527,7 +566,7 @@ impl Link {
                     .iter()
                     .map(|message| match message {
                         Unexpected::Eager { data, .. } => data.len(),
-                        Unexpected::Offer { .. } => 0,
+                        Unexpected::Offer(_) => 0,
                     })
                     .sum::<usize>();
             }
@@ -590,6 +629,7 @@ impl Inner {
         } else if mode == Mode::PointToPoint {
             frame.kind = FrameKind::Offer;
             frame.id = self.next_id();
+            frame.other = self.offer(frame.id, &transfer);
             self.offered.insert(frame.id, transfer);
             self.push(frame, None);
         } else if let Some(receive) = pop(&mut self.ready, &key) {
@@ -654,9 +694,7 @@ impl Inner {
                 }
                 finished.add(transfer, result);
             }
-            Some(Unexpected::Offer { source, id, bytes }) => {
-                self.accept(key, source, id, bytes, transfer, finished);
-            }
+            Some(Unexpected::Offer(offer)) => self.accept(key, offer, transfer, finished),
             None => {}
         }
     }
@@ -665,28 +703,74 @@ impl Inner {
     fn accept(
         &mut self,
         key: &Key,
-        source: u32,
-        offer: u64,
-        bytes: u64,
+        offer: Offer,
         transfer: Arc<Transfer>,
         finished: &mut Finished,
     ) {
-        transfer.source.store(source, Ordering::Release);
-        let mut answer = frame(FrameKind::Ready, *key, source);
+        transfer.source.store(offer.source, Ordering::Release);
+        let mut answer = frame(FrameKind::Ready, *key, offer.source);
         answer.bytes = transfer.bytes as u64;
-        match size(bytes, &transfer) {
-            Ok(()) => {
-                answer.id = self.next_id();
-                answer.other = offer;
-                self.receiving.insert(answer.id, transfer);
-            }
-            Err(error) => {
-                answer.kind = FrameKind::Refuse;
-                answer.id = offer;
-                finished.add(transfer, Err(error));
+        if let Err(error) = size(offer.bytes, &transfer) {
+            answer.kind = FrameKind::Refuse;
+            answer.id = offer.id;
+            finished.add(transfer, Err(error));
+        } else {
+            match self.pull(&offer, &transfer) {
+                Pulled::Done => {
+                    answer.kind = FrameKind::Pulled;
+                    answer.id = offer.id;
+                    finished.add(transfer, Ok(()));
+                }
+                Pulled::Withdrawn => return finished.add(transfer, Err(LinkError::Cancelled)),
+                Pulled::Impossible => {
+                    answer.id = self.next_id();
+                    answer.other = offer.id;
+                    self.receiving.insert(answer.id, transfer);
+                }
             }
         }
         self.push(answer, None);
+    }
+
+    /// Lets the peer read a message where it lies; returns its address, or 0.
+    fn offer(&mut self, id: u64, transfer: &Transfer) -> u64 {
+        match (transfer.segments.as_slice(), self.lanes.first_mut()) {
+            (&[whole], Some(lane)) if whole.bytes <= PULL_BYTES && lane.stream.offer(id) => {
+                whole.ptr as u64
+            }
+            _ => 0,
+        }
+    }
+
+    /// Takes the message that waits under `id` for the peer.
+    fn take_offered(&mut self, id: u64) -> Option<Arc<Transfer>> {
+        let transfer = self.offered.remove(&id)?;
+        if let Some(lane) = self.lanes.first_mut() {
+            lane.stream.withdraw(id);
+        }
+        Some(transfer)
+    }
+
+    /// Reads an offered message where it lies.
+    fn pull(&mut self, offer: &Offer, transfer: &Transfer) -> Pulled {
+        let Some(lane) = self.lanes.first_mut().filter(|_| offer.address != 0) else {
+            return Pulled::Impossible;
+        };
+        let mut parts: SmallVec<[ReadPart; 16]> = SmallVec::new();
+        let mut held = 0;
+        transfer.parts(0, offer.bytes as usize, |ptr, bytes| {
+            parts.push(ReadPart { ptr, bytes });
+            held += bytes;
+        });
+        if held as u64 != offer.bytes {
+            return Pulled::Impossible;
+        }
+        // SAFETY: the memory of a pending transfer is writable, and this link alone touches it.
+        let pulled = unsafe { lane.stream.pull(offer.id, &parts, offer.address) };
+        if matches!(pulled, Pulled::Done) {
+            transfer.left.fetch_sub(held, Ordering::Relaxed);
+        }
+        pulled
     }
 
     /// Gives credit back to the sender, a good part at a time.
@@ -713,7 +797,11 @@ impl Inner {
                 !queue.is_empty()
             });
         }
-        self.offered.retain(|_, held| other(held));
+        let offers = self.offered.iter();
+        let given_up = offers.filter(|&(_, held)| Arc::ptr_eq(held, transfer));
+        for id in given_up.map(|(&id, _)| id).collect::<SmallVec<[u64; 1]>>() {
+            self.take_offered(id);
+        }
         // Frames that name the memory stay: zeros go out in its place, so that the stream
         // stays in step. Fragments that have not started are dropped, and the receiver
         // is told.
@@ -939,11 +1027,12 @@ impl Inner {
                 })
             }
             FrameKind::Offer => {
-                let offer = Unexpected::Offer {
+                let offer = Unexpected::Offer(Offer {
                     source: frame.source,
                     id: frame.id,
                     bytes: frame.bytes,
-                };
+                    address: frame.other,
+                });
                 self.unexpected.entry(key).or_default().push_back(offer);
                 if let Some(transfer) = self.take_posted(&key, any) {
                     self.match_unexpected(&key, transfer, finished);
@@ -952,7 +1041,7 @@ impl Inner {
             }
             FrameKind::Ready => {
                 let sender = if frame.other != 0 {
-                    self.offered.remove(&frame.other)
+                    self.take_offered(frame.other)
                 } else {
                     let waiting = pop(&mut self.awaiting, &key);
                     if waiting.is_none() {
@@ -1006,7 +1095,7 @@ impl Inner {
                 })
             }
             FrameKind::Refuse => {
-                if let Some(transfer) = self.offered.remove(&frame.id) {
+                if let Some(transfer) = self.take_offered(frame.id) {
                     let sent = transfer.bytes as u64;
                     finished.add(
                         transfer,
@@ -1015,6 +1104,12 @@ impl Inner {
                             expected: frame.bytes,
                         }),
                     );
+                }
+                Some(Sink::Discard)
+            }
+            FrameKind::Pulled => {
+                if let Some(transfer) = self.take_offered(frame.id) {
+                    finished.add(transfer, Ok(()));
                 }
                 Some(Sink::Discard)
             }
@@ -1097,6 +1192,11 @@ impl Inner {
             return;
         }
         self.closed = Some(reason.to_owned());
+        for id in self.offered.keys().copied().collect::<Vec<_>>() {
+            if let Some(transfer) = self.take_offered(id) {
+                finished.add(transfer, Err(LinkError::Closed(reason.to_owned())));
+            }
+        }
         let queued = std::mem::take(&mut self.frames);
         let writing = self.lanes.drain(..).flat_map(|lane| lane.writing);
         let from_frames = queued
@@ -1109,7 +1209,6 @@ impl Inner {
                 .into_iter()
                 .map(|sending| sending.transfer),
         );
-        pending.extend(std::mem::take(&mut self.offered).into_values());
         pending.extend(std::mem::take(&mut self.receiving).into_values());
         pending.extend(std::mem::take(&mut self.posted).into_values().flatten());
         pending.extend(std::mem::take(&mut self.awaiting).into_values().flatten());

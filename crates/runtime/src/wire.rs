@@ -13,7 +13,8 @@ use wincode::{SchemaRead, SchemaWrite};
 pub(crate) enum FrameKind {
     /// A whole message: `bytes` of payload follow.
     Eager = 1,
-    /// A message of `bytes` waits at the sender under `id`.
+    /// A message of `bytes` waits at the sender under `id`; the receiver may read it at address
+    /// `other` of the sender's memory, unless that is 0.
     Offer = 2,
     /// The receiver is ready: send to its `id`; `other` is the offer's id, or 0 for a
     /// collective, whose messages are not offered.
@@ -26,6 +27,8 @@ pub(crate) enum FrameKind {
     Cancelled = 6,
     /// `bytes` of eager payload were consumed.
     Credit = 7,
+    /// The receiver has read the offer `id` from the sender's memory.
+    Pulled = 8,
 }
 
 /// Two kinds of traffic that never match each other.
@@ -111,6 +114,7 @@ impl Frame {
                 5 => FrameKind::Refuse,
                 6 => FrameKind::Cancelled,
                 7 => FrameKind::Credit,
+                8 => FrameKind::Pulled,
                 _ => return None,
             },
             class: match wire.class {
@@ -230,7 +234,7 @@ mod tests {
         };
         let bytes = frame.encode();
         assert_eq!(Frame::decode(&bytes), Some(frame));
-        for (at, value) in [(44, 0), (46, 0), (46, 8), (47, 3)] {
+        for (at, value) in [(44, 0), (46, 0), (46, 9), (47, 3)] {
             let mut bytes = bytes;
             bytes[at] = value;
             assert_eq!(Frame::decode(&bytes), None, "byte {at} = {value}");

@@ -109,6 +109,7 @@ fn rank() {
     match scenario.as_str() {
         "values" => values(&group),
         "messages" => messages(&group),
+        "withdrawn" => withdrawn(&group),
         "mismatch" => mismatch(&group),
         "timeout" => timeout(&group),
         "killed" => killed(&group),
@@ -548,6 +549,33 @@ fn messages(group: &Communicator) {
     }
 }
 
+/// A send that has timed out is not received any more, whatever its memory holds by then.
+fn withdrawn(group: &Communicator) {
+    let mut data = vec![1.0f32; 50_000];
+    let (ptr, bytes) = bytes(&data);
+    let data_segment = Segment { ptr, bytes };
+    // SAFETY: the data lives until the operation has ended.
+    let message = |call| unsafe { group.message(call, None) }.unwrap().wait(None);
+    if group.rank() == 0 {
+        let mut send = MessageCall::send(1, 7, data_segment, DType::F32);
+        send.timeout = Some(Duration::from_millis(300));
+        let error = message(send).unwrap_err().to_string();
+        assert!(error.contains("missing ranks [1]"), "{error}");
+        data.fill(2.0);
+        all_reduce(group, &mut [1.0], ReduceOp::Sum).unwrap();
+    } else {
+        all_reduce(group, &mut [1.0], ReduceOp::Sum).unwrap();
+        let error = message(MessageCall::recv(Some(0), 7, data_segment, DType::F32))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("rank 0") && error.contains("gave up"),
+            "{error}"
+        );
+    }
+    all_reduce(group, &mut [1.0], ReduceOp::Sum).unwrap();
+}
+
 fn mismatch(group: &Communicator) {
     let me = group.rank();
     let mut data = vec![1.0f32; if me == 1 { 9 } else { 8 }];
@@ -730,11 +758,16 @@ fn many(group: &Communicator) {
 }
 
 const TCP: &[(&str, &str)] = &[("TPU_DIST_TRANSPORT", "tcp")];
+/// Ranks do not read each other's memory.
+const COPIES: &[(&str, &str)] = &[("TPU_DIST_CMA", "0")];
 
 #[test]
 fn right_values_over_shared_memory() {
     for ranks in [1, 2, 3, 4, 7] {
         start("values", ranks, &[]).finish(&[]);
+    }
+    for ranks in [2, 3] {
+        start("values", ranks, COPIES).finish(&[]);
     }
 }
 
@@ -760,9 +793,16 @@ fn all_to_all_of_many_ranks_over_tcp() {
 
 #[test]
 fn messages_match_in_order() {
-    for env in [&[], TCP] {
+    for env in [&[], COPIES, TCP] {
         eprintln!("{env:?}");
         start("messages", 3, env).finish(&[]);
+    }
+}
+
+#[test]
+fn a_send_that_was_given_up_is_not_received() {
+    for env in [&[], COPIES, TCP] {
+        start("withdrawn", 2, env).finish(&[]);
     }
 }
 

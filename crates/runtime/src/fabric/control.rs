@@ -377,6 +377,7 @@ impl<'a> Seat<'a> {
             producer,
             consumer,
             mapping.clone(),
+            memory,
             hello.inbox_bit,
             own,
         )));

@@ -22,7 +22,13 @@ pub(crate) struct Counters {
     tail: CachePadded<AtomicU64>,
     /// 1 while the producer waits for space.
     blocked: CachePadded<AtomicU64>,
+    /// Messages that the consumer may read from the producer's memory, by number modulo
+    /// [`OFFERS`]; 0 for none.
+    offers: [AtomicU64; OFFERS],
 }
+
+/// Messages that a producer can leave in its memory at a time.
+const OFFERS: usize = 64;
 
 /// Bytes of shared memory that a ring takes.
 pub(crate) const RING_FOOTPRINT: usize = size_of::<Counters>() + RING_BYTES;
@@ -65,6 +71,11 @@ impl End {
     fn blocked(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { &self.counters.as_ref().blocked }
+    }
+
+    fn offer(&self, id: u64) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { &self.counters.as_ref().offers[id as usize % OFFERS] }
     }
 
     /// The contiguous part of `[position, position + bytes)` and where it lies.
@@ -127,6 +138,26 @@ impl Producer {
         self.end.capacity.saturating_sub(used)
     }
 
+    /// Lets the consumer read message `id`, not 0, where it lies; false: as many others are.
+    pub(crate) fn offer(&self, id: u64) -> bool {
+        let word = self.end.offer(id);
+        let free = word.load(Ordering::Relaxed) == 0;
+        if free {
+            word.store(id, Ordering::Release);
+        }
+        free
+    }
+
+    /// Ends that. Whatever is written to the message's memory afterwards, a consumer that reads it
+    /// finds the message [withdrawn](Consumer::is_offered).
+    pub(crate) fn withdraw(&self, id: u64) {
+        let word = self.end.offer(id);
+        if word.load(Ordering::Relaxed) == id {
+            word.store(0, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
     /// Shows the consumer what was written.
     pub(crate) fn commit(&self) {
         self.end.head().store(self.head, Ordering::Release);
@@ -174,6 +205,12 @@ impl Consumer {
         read
     }
 
+    /// Whether what was read of message `id` before this call was the message.
+    pub(crate) fn is_offered(&self, id: u64) -> bool {
+        fence(Ordering::SeqCst);
+        self.end.offer(id).load(Ordering::Relaxed) == id
+    }
+
     /// Gives back the space of what was read. Returns whether the producer waits for it.
     pub(crate) fn commit(&self) -> bool {
         if self.end.tail().load(Ordering::Relaxed) == self.tail {
@@ -190,6 +227,52 @@ impl Consumer {
 mod loom_tests {
     use super::*;
 
+    fn counters() -> Counters {
+        let line = || CachePadded::new(AtomicU64::new(0));
+        Counters {
+            head: line(),
+            tail: line(),
+            blocked: line(),
+            offers: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    fn end(counters: &Counters, data: NonNull<u8>) -> End {
+        End {
+            counters: NonNull::from(counters),
+            data,
+            capacity: 1,
+        }
+    }
+
+    /// Who reads a message after its memory was used for something else knows it.
+    #[test]
+    fn a_withdrawn_message_is_not_taken_for_one() {
+        loom::model(|| {
+            let shared = loom::sync::Arc::new((counters(), AtomicU64::new(7)));
+            let at = |counters| end(counters, NonNull::dangling());
+            let producer = Producer {
+                end: at(&shared.0),
+                head: 0,
+            };
+            let consumer = Consumer {
+                end: at(&shared.0),
+                tail: 0,
+            };
+            assert!(producer.offer(1));
+            let reader = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let message = shared.1.load(Ordering::Relaxed);
+                    assert!(message == 7 || !consumer.is_offered(1));
+                })
+            };
+            producer.withdraw(1);
+            shared.1.store(8, Ordering::Relaxed);
+            reader.join().unwrap();
+        });
+    }
+
     /// Whatever the interleaving, the bytes arrive in order, and a producer that found
     /// the ring full is told when there is space: otherwise its loop would never end.
     #[test]
@@ -202,18 +285,8 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.max_branches = 20_000;
         model.check(|| {
-            let line = || CachePadded::new(AtomicU64::new(0));
-            let counters = Counters {
-                head: line(),
-                tail: line(),
-                blocked: line(),
-            };
-            let memory = loom::sync::Arc::new(Memory(counters, std::cell::UnsafeCell::new(0)));
-            let end = || End {
-                counters: NonNull::from(&memory.0),
-                data: NonNull::new(memory.1.get()).unwrap(),
-                capacity: 1,
-            };
+            let memory = loom::sync::Arc::new(Memory(counters(), std::cell::UnsafeCell::new(0)));
+            let end = || end(&memory.0, NonNull::new(memory.1.get()).unwrap());
             let mut producer = Producer {
                 end: end(),
                 head: 0,
@@ -294,6 +367,21 @@ mod tests {
             producer.commit();
         }
         reader.join().unwrap();
+    }
+
+    #[test]
+    fn a_place_holds_one_offer() {
+        let (_keep, at) = memory();
+        // SAFETY: as above.
+        let (producer, consumer) = unsafe { (Producer::new(at), Consumer::new(at)) };
+        let other = 5 + OFFERS as u64;
+        assert!(producer.offer(5));
+        assert!(!producer.offer(other));
+        producer.withdraw(other);
+        assert!(consumer.is_offered(5) && !consumer.is_offered(other));
+        producer.withdraw(5);
+        assert!(!consumer.is_offered(5));
+        assert!(producer.offer(other));
     }
 
     #[test]

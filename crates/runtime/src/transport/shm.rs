@@ -3,9 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
+use super::peer_memory::PeerMemory;
 use super::region::{Mapping, OwnRegion};
 use super::ring::{Consumer, Producer};
-use crate::link::{ReadPart, Stream, WritePart};
+use crate::link::{Pulled, ReadPart, Stream, WritePart};
 use crate::sync::publish_fence;
 
 /// What is written before the peer is shown it, so that it reads while the next is written.
@@ -16,6 +17,8 @@ pub(crate) struct Shm {
     producer: Producer,
     consumer: Consumer,
     peer: Arc<Mapping>,
+    /// The rest of its memory, if it can be read.
+    memory: Option<PeerMemory>,
     /// This process's bit in the peer's inbox.
     bit: u32,
     /// Keeps the incoming ring's memory.
@@ -27,6 +30,7 @@ impl Shm {
         producer: Producer,
         consumer: Consumer,
         peer: Arc<Mapping>,
+        memory: Option<PeerMemory>,
         bit: u32,
         own: Arc<OwnRegion>,
     ) -> Shm {
@@ -34,6 +38,7 @@ impl Shm {
             producer,
             consumer,
             peer,
+            memory,
             bit,
             _own: own,
         }
@@ -87,5 +92,25 @@ impl Stream for Shm {
             self.notify();
         }
         Ok(total)
+    }
+
+    fn offer(&self, id: u64) -> bool {
+        self.producer.offer(id)
+    }
+
+    fn withdraw(&self, id: u64) {
+        self.producer.withdraw(id);
+    }
+
+    unsafe fn pull(&mut self, id: u64, to: &[ReadPart], from: u64) -> Pulled {
+        let Some(memory) = &self.memory else {
+            return Pulled::Impossible;
+        };
+        // SAFETY: the caller vouches for the parts.
+        match unsafe { memory.read(to, from) } {
+            Ok(()) if self.consumer.is_offered(id) => Pulled::Done,
+            Ok(()) => Pulled::Withdrawn,
+            Err(_) => Pulled::Impossible,
+        }
     }
 }
