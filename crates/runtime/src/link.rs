@@ -7,12 +7,13 @@
 //! one, and memory stays bounded. Nobody owns a link's progress: whoever waits calls
 //! [`Link::progress`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::call::Segment;
