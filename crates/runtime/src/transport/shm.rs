@@ -10,7 +10,7 @@ use crate::link::{Pulled, ReadPart, Stream, WritePart};
 use crate::sync::publish_fence;
 
 /// What is written before the peer is shown it, so that it reads while the next is written.
-const CHUNK_BYTES: usize = 16 << 10;
+const CHUNK_BYTES: usize = 8 << 10;
 
 /// The rings between this process and a peer on the same host.
 pub(crate) struct Shm {
