@@ -7,17 +7,29 @@
 //! one, and memory stays bounded. Nobody owns a link's progress: whoever waits calls
 //! [`Link::progress`].
 
+mod any_source;
+mod lane;
+mod stream;
+mod transfer;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use crate::call::Segment;
 use crate::wire::{Class, Frame, FrameKind};
+pub(crate) use any_source::AnySource;
+use lane::{
+    BATCH, BATCH_BYTES, Lane, Outgoing, READ_AHEAD, READ_AHEAD_IN_MEMORY, READ_AHEAD_OF_PAYLOADS,
+    Sink,
+};
+pub(crate) use stream::{Pulled, ReadPart, Stream, WritePart};
+use transfer::Finished;
+pub(crate) use transfer::{LinkError, Transfer};
 
 /// Largest message that goes out before anyone asked for it.
 pub(crate) const EAGER_BYTES: usize = 64 << 10;
@@ -28,74 +40,6 @@ const PULL_BYTES: usize = 1 << 20;
 const CREDIT_BYTES: usize = 4 << 20;
 /// Largest part of a large message in one frame: others get their turn in between.
 const FRAGMENT_BYTES: usize = 256 << 10;
-/// What a network stream reads ahead of frames.
-const READ_AHEAD: usize = 64 << 10;
-/// What a ring in shared memory does: a small message at once.
-const READ_AHEAD_IN_MEMORY: usize = 256;
-/// What a network stream reads ahead of large payloads: the next heads, but little that is to be copied.
-const READ_AHEAD_OF_PAYLOADS: usize = 512;
-/// Frames that one call writes, and the bytes after which no more are added.
-const BATCH: usize = 8;
-const BATCH_BYTES: usize = 128 << 10;
-
-/// Readable memory.
-#[derive(Clone, Copy)]
-pub(crate) struct WritePart {
-    pub(crate) ptr: *const u8,
-    pub(crate) bytes: usize,
-}
-
-/// Writable memory.
-#[derive(Clone, Copy)]
-pub(crate) struct ReadPart {
-    pub(crate) ptr: *mut u8,
-    pub(crate) bytes: usize,
-}
-
-/// A non-blocking byte stream. 0 bytes mean: not now.
-pub(crate) trait Stream: Send {
-    /// Writes what it takes of the parts, in order.
-    fn write(&mut self, parts: &[WritePart]) -> io::Result<usize>;
-
-    /// Fills the parts, in order, with what has come.
-    fn read(&mut self, parts: &[ReadPart]) -> io::Result<usize>;
-
-    /// The descriptor to wait on, where there is one.
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// Bytes written that would be lost if the process ended now.
-    fn unsent(&self) -> usize {
-        0
-    }
-
-    /// Lets the peer read message `id` where it lies in this process's memory; false if it cannot.
-    fn offer(&self, _id: u64) -> bool {
-        false
-    }
-
-    /// Ends that: when this returns, the peer will know if it read the memory too late.
-    fn withdraw(&self, _id: u64) {}
-
-    /// Reads message `id` at address `from` of the peer's memory.
-    ///
-    /// # Safety
-    /// The parts are writable, and nobody else uses them.
-    unsafe fn pull(&mut self, _id: u64, _to: &[ReadPart], _from: u64) -> Pulled {
-        Pulled::Impossible
-    }
-}
-
-/// What came of [`Stream::pull`].
-pub(crate) enum Pulled {
-    /// The message was read.
-    Done,
-    /// Its sender gave up meanwhile.
-    Withdrawn,
-    /// It has to come through the stream.
-    Impossible,
-}
 
 /// Which messages match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,225 +47,6 @@ pub(crate) struct Key {
     pub(crate) class: Class,
     pub(crate) group: u64,
     pub(crate) channel: u64,
-}
-
-/// How a message did not arrive.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum LinkError {
-    /// The connection is gone.
-    Closed(String),
-    /// Sender and receiver disagree about the size.
-    Size { sent: u64, expected: u64 },
-    /// The other side, or this one, gave up.
-    Cancelled,
-}
-
-type Notify = Box<dyn Fn(&Transfer) + Send + Sync>;
-
-/// A message on its way: the memory it comes from or goes to.
-pub(crate) struct Transfer {
-    segments: SmallVec<[Segment; 2]>,
-    bytes: usize,
-    /// Whether a received message must have exactly this many bytes, or may have fewer.
-    exact: bool,
-    /// Bytes not yet written (sender) or read (receiver).
-    left: AtomicUsize,
-    state: AtomicU8,
-    error: OnceLock<LinkError>,
-    /// Set under the lock of the link, which alone touches the memory: once it is set,
-    /// nobody does.
-    cancelled: AtomicBool,
-    source: AtomicU32,
-    /// Order of posting, between receives from one and from any source.
-    ticket: u64,
-    notify: Option<Notify>,
-}
-
-const PENDING: u8 = 0;
-const DONE: u8 = 1;
-const FAILED: u8 = 2;
-
-impl Transfer {
-    /// # Safety
-    /// The segments stay valid, and unused by others, until the transfer is finished or
-    /// [`Link::cancel`] has returned.
-    pub(crate) unsafe fn new(segments: &[Segment], notify: Option<Notify>) -> Arc<Transfer> {
-        static TICKET: AtomicU64 = AtomicU64::new(0);
-        let bytes = segments.iter().map(|segment| segment.bytes).sum();
-        Arc::new(Transfer {
-            segments: segments
-                .iter()
-                .filter(|segment| segment.bytes > 0)
-                .copied()
-                .collect(),
-            bytes,
-            exact: true,
-            left: AtomicUsize::new(bytes),
-            state: AtomicU8::new(PENDING),
-            error: OnceLock::new(),
-            cancelled: AtomicBool::new(false),
-            source: AtomicU32::new(u32::MAX),
-            ticket: TICKET.fetch_add(1, Ordering::Relaxed),
-            notify,
-        })
-    }
-
-    /// A receive of an eager message of any size up to that of the segments.
-    ///
-    /// # Safety
-    /// As [`Transfer::new`].
-    pub(crate) unsafe fn up_to(segments: &[Segment]) -> Arc<Transfer> {
-        // SAFETY: passed on.
-        let mut transfer = unsafe { Transfer::new(segments, None) };
-        debug_assert!(transfer.bytes <= EAGER_BYTES);
-        Arc::get_mut(&mut transfer).expect("not shared yet").exact = false;
-        transfer
-    }
-
-    /// Bytes that have come.
-    pub(crate) fn received(&self) -> usize {
-        self.bytes - self.left.load(Ordering::Acquire)
-    }
-
-    /// `None` while it is on its way.
-    pub(crate) fn result(&self) -> Option<Result<(), LinkError>> {
-        match self.state.load(Ordering::Acquire) {
-            PENDING => None,
-            DONE => Some(Ok(())),
-            _ => Some(Err(self
-                .error
-                .get()
-                .cloned()
-                .unwrap_or(LinkError::Cancelled))),
-        }
-    }
-
-    /// Group rank of the sender, once matched.
-    pub(crate) fn source(&self) -> Option<u32> {
-        Some(self.source.load(Ordering::Acquire)).filter(|&source| source != u32::MAX)
-    }
-
-    /// The memory at `[offset, offset + bytes)`, as parts, up to 14 of them; returns the
-    /// bytes they hold.
-    fn parts(&self, offset: usize, bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
-        let mut skip = offset;
-        let mut left = bytes;
-        let mut count = 0;
-        for segment in &self.segments {
-            if skip >= segment.bytes {
-                skip -= segment.bytes;
-                continue;
-            }
-            let take = (segment.bytes - skip).min(left);
-            if take == 0 || count == 14 {
-                break;
-            }
-            visit(segment.ptr.wrapping_add(skip), take);
-            left -= take;
-            skip = 0;
-            count += 1;
-        }
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
-    }
-}
-
-/// Transfers that ended while a link was locked; told after it is unlocked.
-#[derive(Default)]
-struct Finished(SmallVec<[Arc<Transfer>; 4]>);
-
-impl Finished {
-    fn add(&mut self, transfer: Arc<Transfer>, result: Result<(), LinkError>) {
-        if transfer.state.load(Ordering::Relaxed) != PENDING {
-            return;
-        }
-        match result {
-            Ok(()) => transfer.state.store(DONE, Ordering::Release),
-            Err(error) => {
-                let _ = transfer.error.set(error);
-                transfer.state.store(FAILED, Ordering::Release);
-            }
-        }
-        self.0.push(transfer);
-    }
-
-    fn tell(self) {
-        for transfer in self.0 {
-            if let Some(notify) = &transfer.notify {
-                notify(&transfer);
-            }
-        }
-    }
-}
-
-/// Receives that take a message from any member of their group.
-#[derive(Default)]
-pub(crate) struct AnySource {
-    count: AtomicUsize,
-    posted: Mutex<HashMap<Key, VecDeque<Arc<Transfer>>>>,
-}
-
-impl AnySource {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, VecDeque<Arc<Transfer>>>> {
-        self.posted
-            .lock()
-            .expect("no panic while the table is held")
-    }
-
-    /// Takes the first receive for `key`, if it was posted before `ticket`.
-    fn take(&self, key: &Key, ticket: u64) -> Option<Arc<Transfer>> {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let mut posted = self.lock();
-        let queue = posted.get_mut(key)?;
-        if queue.front()?.ticket > ticket {
-            return None;
-        }
-        let transfer = queue.pop_front();
-        if queue.is_empty() {
-            posted.remove(key);
-        }
-        self.count.fetch_sub(1, Ordering::Release);
-        transfer
-    }
-
-    /// Posts a receive, then looks for a message that came before it.
-    pub(crate) fn post<'a>(
-        &self,
-        key: Key,
-        transfer: Arc<Transfer>,
-        links: impl Iterator<Item = &'a Link>,
-    ) {
-        self.lock().entry(key).or_default().push_back(transfer);
-        self.count.fetch_add(1, Ordering::Release);
-        for link in links {
-            link.offer_to_any(&key);
-        }
-    }
-
-    /// Takes back a receive that found no message. False: a link has it already.
-    pub(crate) fn cancel(&self, key: &Key, transfer: &Arc<Transfer>) -> bool {
-        let mut posted = self.lock();
-        let Some(queue) = posted.get_mut(key) else {
-            return false;
-        };
-        let before = queue.len();
-        queue.retain(|other| !Arc::ptr_eq(other, transfer));
-        let removed = queue.len() < before;
-        if queue.is_empty() {
-            posted.remove(key);
-        }
-        if removed {
-            self.count.fetch_sub(1, Ordering::Release);
-            let mut finished = Finished::default();
-            finished.add(transfer.clone(), Err(LinkError::Cancelled));
-            finished.tell();
-        }
-        removed
-    }
 }
 
 /// A message that came before its receive.
@@ -340,46 +65,11 @@ struct Offer {
     address: u64,
 }
 
-/// A frame being written.
-struct Outgoing {
-    head: [u8; Frame::LEN],
-    /// Transfer, offset and length of the payload.
-    payload: Option<(Arc<Transfer>, usize, usize)>,
-    written: usize,
-}
-
 /// A large message whose receiver is ready.
 struct Sending {
     transfer: Arc<Transfer>,
     receive: u64,
     next: usize,
-}
-
-/// Where the payload being read goes.
-enum Sink {
-    Receive {
-        transfer: Arc<Transfer>,
-        offset: usize,
-        receive: Option<u64>,
-    },
-    Store {
-        key: Key,
-        source: u32,
-        data: Vec<u8>,
-    },
-    Discard,
-}
-
-/// One stream of a link, with the frames it is writing and the one it is reading.
-struct Lane {
-    stream: Box<dyn Stream>,
-    /// Up to [`BATCH`] frames, the first of which may have been written in part.
-    writing: VecDeque<Outgoing>,
-    /// Bytes read and not yet understood: `buffer[start..end]`.
-    buffer: Box<[u8]>,
-    start: usize,
-    end: usize,
-    reading: Option<(Sink, usize)>,
 }
 
 #[derive(Default)]
@@ -680,7 +370,7 @@ impl Inner {
                     self.consume(data.len());
                 }
                 transfer.source.store(source, Ordering::Release);
-                let result = size(data.len() as u64, &transfer);
+                let result = transfer.fits(data.len() as u64);
                 if result.is_ok() {
                     let mut at = 0;
                     while at < data.len() {
@@ -711,7 +401,7 @@ impl Inner {
         transfer.source.store(offer.source, Ordering::Release);
         let mut answer = frame(FrameKind::Ready, *key, offer.source);
         answer.bytes = transfer.bytes as u64;
-        if let Err(error) = size(offer.bytes, &transfer) {
+        if let Err(error) = transfer.fits(offer.bytes) {
             answer.kind = FrameKind::Refuse;
             answer.id = offer.id;
             finished.add(transfer, Err(error));
@@ -1017,7 +707,7 @@ impl Inner {
                     self.consume(frame.bytes as usize);
                 }
                 transfer.source.store(frame.source, Ordering::Release);
-                if let Err(error) = size(frame.bytes, &transfer) {
+                if let Err(error) = transfer.fits(frame.bytes) {
                     finished.add(transfer, Err(error));
                     return Some(Sink::Discard);
                 }
@@ -1219,191 +909,6 @@ impl Inner {
     }
 }
 
-impl Outgoing {
-    fn total(&self) -> usize {
-        Frame::LEN + self.payload.as_ref().map_or(0, |(_, _, bytes)| *bytes)
-    }
-
-    /// Bytes that are not yet written.
-    fn left(&self) -> usize {
-        self.total() - self.written
-    }
-
-    /// An upper bound of the parts that [`Outgoing::parts`] gives.
-    fn most_parts(&self) -> usize {
-        let payload = self.payload.as_ref();
-        1 + payload.map_or(0, |(transfer, ..)| transfer.segments.len().clamp(1, 14))
-    }
-
-    /// What is not yet written, up to 15 parts; returns the bytes they hold.
-    fn parts(&self, parts: &mut SmallVec<[WritePart; 16]>) -> usize {
-        static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
-        let head = &self.head[self.written.min(Frame::LEN)..];
-        let mut held = head.len();
-        if !head.is_empty() {
-            parts.push(WritePart {
-                ptr: head.as_ptr(),
-                bytes: head.len(),
-            });
-        }
-        if let Some((transfer, offset, bytes)) = &self.payload {
-            let done = self.written.saturating_sub(Frame::LEN);
-            if transfer.is_cancelled() {
-                let bytes = (bytes - done).min(ZEROS.len());
-                parts.push(WritePart {
-                    ptr: ZEROS.as_ptr(),
-                    bytes,
-                });
-                held += bytes;
-            } else {
-                transfer.parts(offset + done, bytes - done, |ptr, bytes| {
-                    parts.push(WritePart { ptr, bytes });
-                    held += bytes;
-                });
-            }
-        }
-        held
-    }
-}
-
-impl Lane {
-    /// Writes on in one call; returns the bytes written, and those there were to write.
-    fn write(&mut self, finished: &mut Finished) -> io::Result<(usize, usize)> {
-        let mut parts: SmallVec<[WritePart; 16]> = SmallVec::new();
-        let mut offered = 0;
-        for (index, outgoing) in self.writing.iter().enumerate() {
-            // A frame has up to 15 parts; the first always goes, whatever it has.
-            if index > 0 && parts.len() + outgoing.most_parts() > parts.inline_size() {
-                break;
-            }
-            let held = outgoing.parts(&mut parts);
-            offered += held;
-            if held < outgoing.left() {
-                break;
-            }
-        }
-        let written = self.stream.write(&parts)?;
-        let mut left = written;
-        while left > 0 {
-            let outgoing = self.writing.front_mut().expect("only these were written");
-            let step = left.min(outgoing.left());
-            outgoing.written += step;
-            left -= step;
-            if outgoing.left() > 0 {
-                break;
-            }
-            let payload = self.writing.pop_front().and_then(|done| done.payload);
-            if let Some((transfer, _, bytes)) = payload
-                && transfer.left.fetch_sub(bytes, Ordering::Relaxed) == bytes
-            {
-                finished.add(transfer, Ok(()));
-            }
-        }
-        Ok((written, offered))
-    }
-
-    /// Reads what has come: first the payload that is awaited, then at most `most` bytes ahead.
-    /// Returns the bytes read, and those there was room for.
-    fn fill(&mut self, most: usize) -> io::Result<(usize, usize)> {
-        let mut parts: SmallVec<[ReadPart; 16]> = SmallVec::new();
-        let mut sink_bytes = 0;
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-            if let Some((sink, left)) = &mut self.reading {
-                sink.parts(*left, |ptr, bytes| {
-                    parts.push(ReadPart { ptr, bytes });
-                    sink_bytes += bytes;
-                });
-                // The next head may only be read once all of this payload is placed.
-                if sink_bytes < *left && sink_bytes > 0 {
-                    let read = self.stream.read(&parts)?;
-                    self.advance(read);
-                    return Ok((read, sink_bytes));
-                }
-            }
-        } else if self.start > 0 {
-            self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        let end = self.buffer.len().min(self.end.max(most));
-        let ahead = &mut self.buffer[self.end..end];
-        let room = sink_bytes + ahead.len();
-        if !ahead.is_empty() {
-            parts.push(ReadPart {
-                ptr: ahead.as_mut_ptr(),
-                bytes: ahead.len(),
-            });
-        }
-        let read = self.stream.read(&parts)?;
-        let placed = read.min(sink_bytes);
-        self.advance(placed);
-        self.end += read - placed;
-        Ok((read, room))
-    }
-
-    /// Moves read-ahead bytes to the payload that is awaited.
-    fn drain_buffer(&mut self) {
-        let Some((sink, left)) = &mut self.reading else {
-            return;
-        };
-        let available = (self.end - self.start).min(*left);
-        let source = self.buffer[self.start..].as_ptr();
-        let mut moved = 0;
-        sink.parts(available, |ptr, bytes| {
-            // SAFETY: the sink's parts are writable and hold at most `available` bytes, all of
-            // which lie in the buffer.
-            unsafe { ptr.copy_from_nonoverlapping(source.add(moved), bytes) };
-            moved += bytes;
-        });
-        if moved == 0 {
-            moved = available;
-        }
-        self.start += moved;
-        self.advance(moved);
-    }
-
-    /// Counts `bytes` of the awaited payload as placed.
-    fn advance(&mut self, bytes: usize) {
-        if let Some((sink, left)) = &mut self.reading {
-            *left -= bytes;
-            match sink {
-                Sink::Receive {
-                    transfer, offset, ..
-                } => {
-                    *offset += bytes;
-                    transfer.left.fetch_sub(bytes, Ordering::Relaxed);
-                }
-                Sink::Store { data, .. } => {
-                    // SAFETY: the capacity was reserved for the whole payload, and `parts`
-                    // handed out exactly the bytes after the length.
-                    unsafe { data.set_len(data.len() + bytes) };
-                }
-                Sink::Discard => {}
-            }
-        }
-    }
-}
-
-impl Sink {
-    /// Memory for the next `bytes` of payload. None for what is discarded: it goes
-    /// through the read-ahead buffer.
-    fn parts(&mut self, bytes: usize, mut visit: impl FnMut(*mut u8, usize)) {
-        match self {
-            Sink::Receive {
-                transfer, offset, ..
-            } => {
-                if !transfer.is_cancelled() {
-                    transfer.parts(*offset, bytes, visit);
-                }
-            }
-            Sink::Store { data, .. } => {
-                visit(data.spare_capacity_mut().as_mut_ptr().cast(), bytes);
-            }
-            Sink::Discard => {}
-        }
-    }
-}
-
 fn frame(kind: FrameKind, key: Key, source: u32) -> Frame {
     Frame {
         kind,
@@ -1414,16 +919,6 @@ fn frame(kind: FrameKind, key: Key, source: u32) -> Frame {
         id: 0,
         other: 0,
         bytes: 0,
-    }
-}
-
-fn size(sent: u64, transfer: &Transfer) -> Result<(), LinkError> {
-    let expected = transfer.bytes as u64;
-    let fits = sent == expected || (!transfer.exact && sent < expected);
-    if fits {
-        Ok(())
-    } else {
-        Err(LinkError::Size { sent, expected })
     }
 }
 
@@ -1442,6 +937,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::call::Segment;
     use crate::transport::tcp::Tcp;
 
     /// A payload that has come in part keeps the link busy: nobody polls an idle one.
