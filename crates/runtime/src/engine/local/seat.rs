@@ -316,6 +316,29 @@ mod loom_tests {
         });
     }
 
+    /// The rounds of a broadcast, as `Local::broadcast` orders them: a staging buffer is written
+    /// again when it has been read.
+    #[test]
+    fn staging_buffers_are_read_before_they_are_written_again() {
+        model(STAGES, 3, |ranks, me| {
+            for round in 0..STAGES as u64 + 2 {
+                let cell = round as usize % STAGES;
+                let seat = ranks.seat(me);
+                if me == 0 {
+                    if let Some(target) = free_after(round) {
+                        ranks.wait(1, Counter::Consumed, target);
+                    }
+                    ranks.write(0, cell, round);
+                    seat.progress().produced.store(round + 1, Ordering::Release);
+                } else {
+                    ranks.wait(0, Counter::Produced, round + 1);
+                    assert_eq!(ranks.read(0, cell), round);
+                    seat.progress().consumed.store(round + 1, Ordering::Release);
+                }
+            }
+        });
+    }
+
     /// The rounds of an all-reduce of two ranks, as `Local::all_reduce` orders them: each stages
     /// for the other, who puts the result in the same place.
     #[test]
