@@ -1,6 +1,6 @@
 //! One group of ranks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use tpu_dist_collectives::algorithm::Transport;
 use tpu_dist_collectives::estimate::Estimator;
 use tpu_dist_collectives::{Kind, Signature};
 
-use crate::call::{Call, MessageCall, Pieces, Segment, Shape};
+use crate::call::{Call, MessageCall, Pieces, Segment};
 use crate::check::{check, check_peer};
 use crate::config::Config;
 use crate::deferred::Deferred;
@@ -22,9 +23,9 @@ use crate::engine::net::Net;
 use crate::engine::{Failure, Job};
 use crate::fabric::{Fabric, Member, Peer, hash, is_forked, words};
 use crate::link::{Key, LinkError, Mode, Transfer};
-use crate::operation::{Completion, Message, Operation};
+use crate::operation::{Completion, Entry, Message, Operation};
 use crate::progress::{Background, Interrupted, Step, Work, is_crowded, wait};
-use crate::stats::{Stat, Stats};
+use crate::stats::{SAMPLED_BYTES, Stat, Stats};
 use crate::transport::region::group_key;
 use crate::wire::{Class, Control};
 use crate::world::World;
@@ -37,6 +38,8 @@ pub(crate) const LEAVE_GRACE: Duration = Duration::from_millis(300);
 const PROBE: Duration = Duration::from_millis(200);
 /// From this size on, an asynchronous collective wakes the background thread at once.
 const URGENT_BYTES: usize = 64 << 10;
+/// How often a thread looks for its peers before it begins to wait: about a microsecond.
+const LOOKS: usize = 100;
 /// Collectives that may wait for their turn before their callers are slowed down.
 const BACKLOG: usize = 1000;
 
@@ -308,33 +311,29 @@ impl Communicator {
     ) -> Result<Arc<Operation>, Error> {
         let group = &self.group;
         let asynchronous = job.call.asynchronous;
-        let timeout = job.call.timeout.unwrap_or_else(|| self.timeout());
-        let operation = |sequence, completion| {
-            let (signature, shape) = (job.signature, job.call.shape);
-            let group = group.clone();
-            Arc::new(Operation::new(
-                group,
-                signature,
-                shape,
-                sequence,
-                bytes as u64,
-                timeout,
-                completion,
-                None,
-            ))
-        };
         let mut lane = group.lane();
-        let sequence = group.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let sequence = group.sequence.load(Ordering::Relaxed) + 1;
+        // The lane is held: nobody else counts.
+        group.sequence.store(sequence, Ordering::Relaxed);
+        let mut entry = Entry {
+            signature: job.signature,
+            shape: job.call.shape,
+            sequence,
+            bytes: bytes as u64,
+            started: None,
+            timeout: job.call.timeout.unwrap_or_else(|| self.timeout()),
+        };
         if !asynchronous && !lane.running && lane.is_empty() {
             lane.running = true;
             drop(lane);
-            let operation = operation(sequence, completion);
-            let result = group.run_here(&operation, &job, sequence);
-            group.lane().running = false;
-            operation.end(result);
-            return Ok(operation);
+            let result = group.run_here(&mut entry, &job);
+            if let Some(completion) = completion {
+                completion.complete(&result);
+            }
+            return Ok(Arc::new(Operation::ended(group.clone(), entry, result)));
         }
-        let operation = operation(sequence, completion);
+        entry.started = Some(Instant::now());
+        let operation = Arc::new(Operation::new(group.clone(), entry, completion, None));
         lane.queue.push_back((operation.clone(), job));
         let backlog = lane.queue.len();
         drop(lane);
@@ -395,20 +394,21 @@ impl Communicator {
             group: group.key,
             channel: tag as u32 as u64,
         };
-        let operation = Arc::new(Operation::new(
-            group.clone(),
+        let entry = Entry {
             signature,
             shape,
-            group.sequence.load(Ordering::Relaxed),
-            data.bytes as u64,
-            timeout.unwrap_or_else(|| self.timeout()),
-            completion,
-            Some(Message {
-                key,
-                peer,
-                transfer: OnceLock::new(),
-            }),
-        ));
+            sequence: group.sequence.load(Ordering::Relaxed),
+            bytes: data.bytes as u64,
+            started: Some(Instant::now()),
+            timeout: timeout.unwrap_or_else(|| self.timeout()),
+        };
+        let message = Message {
+            key,
+            peer,
+            transfer: OnceLock::new(),
+        };
+        let operation = Operation::new(group.clone(), entry, completion, Some(message));
+        let operation = Arc::new(operation);
         let id = group.last_message.fetch_add(1, Ordering::Relaxed);
         group.pending().insert(id, operation.clone());
         {
@@ -674,8 +674,14 @@ impl Group {
     }
 
     /// As `group 'dp' (rank 1 of 4), all_reduce(SUM, float32, 8 elements) number 12`.
-    pub(crate) fn context(&self, signature: &Signature, shape: Shape, sequence: u64) -> String {
+    pub(crate) fn context(&self, entry: &Entry) -> String {
         let Group { spec, .. } = self;
+        let Entry {
+            signature,
+            shape,
+            sequence,
+            ..
+        } = entry;
         let shape = match signature.dtype {
             Some(_) => format!(" of shape {shape}"),
             None => String::new(),
@@ -722,22 +728,51 @@ impl Group {
 
     // ---- running collectives ----
 
-    /// Runs a collective on the caller's thread. The lane is this thread's.
-    fn run_here(
-        self: &Arc<Group>,
-        operation: &Operation,
-        job: &Job,
-        sequence: u64,
-    ) -> Result<(), Error> {
-        let mut future = pin!(self.engine.run(job, sequence));
+    /// Runs a collective on the caller's thread, which has taken the lane, and gives the lane
+    /// back.
+    fn run_here(self: &Arc<Group>, entry: &mut Entry, job: &Job) -> Result<(), Error> {
+        let kind = entry.signature.kind;
+        let sampled = entry.bytes <= SAMPLED_BYTES as u64;
+        let timed = !sampled || self.stats.is_sample(kind);
+        entry.started = timed.then(Instant::now);
+        let result = self.complete_here(entry, job);
+        if result.is_ok() {
+            let time = entry
+                .started
+                .filter(|_| timed)
+                .map(|started| started.elapsed());
+            match time {
+                Some(time) if !sampled => self.stats.add(kind, entry.bytes, time),
+                time => self.stats.add_sampled(kind, entry.bytes, time),
+            }
+        }
+        let others_wait = {
+            let mut lane = self.lane();
+            lane.running = false;
+            !lane.is_empty()
+        };
+        if others_wait {
+            self.fabric.ring_own();
+        }
+        result
+    }
+
+    fn complete_here(self: &Arc<Group>, entry: &mut Entry, job: &Job) -> Result<(), Error> {
+        let mut future = pin!(self.engine.run(job, entry.sequence));
         let mut context = Context::from_waker(Waker::noop());
         let mut poll = || match future.as_mut().poll(&mut context) {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         };
-        let outcome = match poll() {
+        // A peer on another core that is about to answer does so before `wait` would be under way.
+        let looks = if self.crowded { 1 } else { LOOKS };
+        let outcome = match (0..looks).find_map(|_| poll()) {
             Some(result) => Ok(Ok(result)),
             None => {
+                let entry: &Entry = {
+                    entry.started.get_or_insert_with(Instant::now);
+                    entry
+                };
                 let _waiting = Background::get().waiting();
                 let mut stamp = 0;
                 wait(
@@ -748,18 +783,17 @@ impl Group {
                         None if self.has_moved(&mut stamp) => Step::Moved,
                         None => Step::Idle,
                     },
-                    |now| self.overdue(operation, now).map(Err),
+                    |now| self.overdue(entry, now).map(Err),
                 )
             }
         };
         match outcome {
             Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(failure))) => Err(self.failed(operation, failure)),
+            Ok(Ok(Err(failure))) => Err(self.failed(entry, failure)),
             Ok(Err(error)) => Err(error),
             Err(Interrupted) => {
-                let error = Error::Interrupted {
-                    context: operation.context(),
-                };
+                let context = self.context(entry);
+                let error = Error::Interrupted { context };
                 self.fail(error.clone(), true);
                 Err(error)
             }
@@ -803,8 +837,8 @@ impl Group {
             let mut context = Context::from_waker(Waker::noop());
             let result = match future.as_mut().poll(&mut context) {
                 Poll::Ready(Ok(())) => Some(Ok(())),
-                Poll::Ready(Err(failure)) => Some(Err(self.failed(&operation, failure))),
-                Poll::Pending => self.failure_of(&operation).map(Err),
+                Poll::Ready(Err(failure)) => Some(Err(self.failed(operation.entry(), failure))),
+                Poll::Pending => self.failure_of(operation.entry()).map(Err),
             };
             match result {
                 Some(result) => {
@@ -848,7 +882,7 @@ impl Group {
         };
         if let Some(operation) = first {
             // A failure of the group is noticed by whoever polls the lane.
-            self.overdue(&operation, now);
+            self.overdue(operation.entry(), now);
             self.advance_lane();
         }
         let messages: Vec<(u64, Arc<Operation>)> = {
@@ -861,10 +895,10 @@ impl Group {
         for (id, operation) in messages {
             let peer = operation.message().and_then(|message| message.peer);
             let left = peer.and_then(|peer| self.left_long_ago(&[peer], now));
-            let error = if operation.is_late(now) {
+            let error = if operation.entry().is_late(now) {
                 Some(Error::Timeout {
                     context: operation.context(),
-                    timeout: operation.timeout(),
+                    timeout: operation.entry().timeout,
                     detail: match peer {
                         Some(peer) => {
                             format!(
@@ -887,12 +921,12 @@ impl Group {
     }
 
     /// Why a running collective cannot go on, if so.
-    fn overdue(self: &Arc<Group>, operation: &Operation, now: Instant) -> Option<Error> {
-        if let Some(error) = self.failure_of(operation) {
+    fn overdue(self: &Arc<Group>, entry: &Entry, now: Instant) -> Option<Error> {
+        if let Some(error) = self.failure_of(entry) {
             return Some(error);
         }
-        let error = if operation.is_late(now) {
-            let missing = self.late(operation.sequence());
+        let error = if entry.is_late(now) {
+            let missing = self.late(entry.sequence);
             let detail = match missing.as_slice() {
                 [] => "all ranks arrived, but the data did not".to_owned(),
                 ranks => {
@@ -900,7 +934,7 @@ impl Group {
                     format!("missing ranks {ranks:?}: {}", names.join(", "))
                 }
             };
-            let (context, timeout) = (operation.context(), operation.timeout());
+            let (context, timeout) = (self.context(entry), entry.timeout);
             Error::Timeout {
                 context,
                 timeout,
@@ -914,7 +948,7 @@ impl Group {
                 Engine::Net(net) => net.unknown(),
             };
             let (rank, reason) = self.left_long_ago(&waits_for, now)?;
-            self.lost(&operation.context(), rank, &reason)
+            self.lost(&self.context(entry), rank, &reason)
         };
         self.fail(error.clone(), true);
         Some(error)
@@ -950,11 +984,11 @@ impl Group {
     // ---- failures ----
 
     /// The failure of the group, as that of one of its operations.
-    fn failure_of(&self, operation: &Operation) -> Option<Error> {
+    fn failure_of(&self, entry: &Entry) -> Option<Error> {
         let mut error = self.failure.get()?.clone();
         match &mut error {
             Error::PeerLost { context, .. } | Error::Aborted { context, .. } => {
-                *context = operation.context();
+                *context = self.context(entry);
             }
             _ => {}
         }
@@ -970,15 +1004,15 @@ impl Group {
         }
     }
 
-    fn link_error(&self, operation: &Operation, rank: u32, error: &LinkError) -> Error {
-        let context = &operation.context();
+    fn link_error(&self, entry: &Entry, rank: u32, error: &LinkError) -> Error {
+        let context = &self.context(entry);
         match error {
             LinkError::Closed(reason) => self.lost(context, rank, reason),
             LinkError::Size { sent, expected } => Error::InvalidArgument {
                 operation: "message",
                 argument: "tensor",
                 message: {
-                    let size = operation.element_size() as u64;
+                    let size = entry.signature.dtype.map_or(1, |dtype| dtype.size()) as u64;
                     format!(
                         "{context}: the sender has {} elements ({sent} bytes), the receiver expects {} \
                          elements ({expected} bytes)",
@@ -996,8 +1030,8 @@ impl Group {
 
     /// A collective failed in the engine: what to tell the caller. Where the ranks only
     /// disagree, the group stays usable: all of them know.
-    fn failed(self: &Arc<Group>, operation: &Operation, failure: Failure) -> Error {
-        let context = operation.context();
+    fn failed(self: &Arc<Group>, entry: &Entry, failure: Failure) -> Error {
+        let context = self.context(entry);
         match failure {
             Failure::Mismatch {
                 rank,
@@ -1025,11 +1059,11 @@ impl Group {
             },
             Failure::Gone { rank } => {
                 let reason = format!("{} failed in this group", self.name(rank));
-                self.failed_elsewhere(operation, Error::Aborted { context, reason })
+                self.failed_elsewhere(entry, Error::Aborted { context, reason })
             }
             Failure::Unreadable { rank, error } => {
                 let reason = format!("its memory cannot be read: {error}");
-                self.failed_elsewhere(operation, self.lost(&context, rank, &reason))
+                self.failed_elsewhere(entry, self.lost(&context, rank, &reason))
             }
             Failure::Memory(reason) => {
                 let reason = format!("its data is not to be had: {reason}");
@@ -1038,13 +1072,13 @@ impl Group {
                 error
             }
             Failure::Plan(message) => Error::InvalidArgument {
-                operation: operation.kind().name(),
+                operation: entry.signature.kind.name(),
                 argument: "TPU_DIST_ALGO",
                 message,
             },
             Failure::Link { rank, error } => {
-                let cause = self.failure_of(operation);
-                let error = cause.unwrap_or_else(|| self.link_error(operation, rank, &error));
+                let cause = self.failure_of(entry);
+                let error = cause.unwrap_or_else(|| self.link_error(entry, rank, &error));
                 self.fail(error.clone(), true);
                 error
             }
@@ -1052,14 +1086,14 @@ impl Group {
     }
 
     /// Fails for a cause that is about to be heard of, or else with `error`.
-    fn failed_elsewhere(self: &Arc<Group>, operation: &Operation, error: Error) -> Error {
+    fn failed_elsewhere(self: &Arc<Group>, entry: &Entry, error: Error) -> Error {
         let end = Instant::now() + PROBE;
         while self.failure.get().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
         let tell = matches!(error, Error::PeerLost { .. });
         self.fail(error.clone(), tell);
-        self.failure_of(operation).unwrap_or(error)
+        self.failure_of(entry).unwrap_or(error)
     }
 
     /// Leaves the group unusable; `tell` the other ranks, unless they know.
@@ -1082,7 +1116,9 @@ impl Group {
         let messages: Vec<Arc<Operation>> =
             self.pending().drain().map(|(_, message)| message).collect();
         for message in messages {
-            let error = self.failure_of(&message).unwrap_or_else(|| error.clone());
+            let error = self
+                .failure_of(message.entry())
+                .unwrap_or_else(|| error.clone());
             self.give_up(&message, error);
         }
         self.fabric.ring_own();
@@ -1109,7 +1145,7 @@ impl Group {
                 // SAFETY: the caller of `Communicator::message` vouches for the memory.
                 Ok(data) => unsafe { self.begin_message(id, &operation, data) },
                 Err(reason) => {
-                    let error = self.failed(&operation, Failure::Memory(reason));
+                    let error = self.failed(operation.entry(), Failure::Memory(reason));
                     self.give_up(&operation, error);
                     self.pending().remove(&id);
                 }
@@ -1141,7 +1177,7 @@ impl Group {
                 Some(Ok(())) => Ok(()),
                 Some(Err(error)) => {
                     let rank = peer.or(transfer.source()).unwrap_or(group.spec.rank);
-                    Err(group.link_error(&operation, rank, &error))
+                    Err(group.link_error(operation.entry(), rank, &error))
                 }
                 None => return,
             };
@@ -1153,7 +1189,7 @@ impl Group {
         let transfer = unsafe { Transfer::new(&[data], Some(Box::new(notify))) };
         let _ = known.set(transfer.clone());
         let me = self.spec.rank;
-        match (operation.kind(), peer) {
+        match (operation.entry().signature.kind, peer) {
             (Kind::Send, Some(to)) => {
                 let link = &self.peer(to).link;
                 link.send(key, me, transfer, Mode::PointToPoint);
@@ -1167,7 +1203,7 @@ impl Group {
                 self.fabric.any_source.post(key, transfer, links);
             }
         }
-        if let Some(error) = self.failure_of(operation) {
+        if let Some(error) = self.failure_of(operation.entry()) {
             // The group failed in between: nobody else ends this one.
             self.give_up(operation, error);
             self.pending().remove(&id);

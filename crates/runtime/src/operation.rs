@@ -1,10 +1,10 @@
 //! An operation that a caller started.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tpu_dist_collectives::{Kind, Signature};
+use tpu_dist_collectives::Signature;
 
 use crate::Error;
 use crate::call::Shape;
@@ -28,18 +28,32 @@ pub(crate) struct Message {
     pub(crate) transfer: OnceLock<Arc<Transfer>>,
 }
 
+/// What was called.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) signature: Signature,
+    pub(crate) shape: Shape,
+    /// Number of the collective in its group, or of the last one before a message.
+    pub(crate) sequence: u64,
+    pub(crate) bytes: u64,
+    /// `None` as long as nobody needed to know.
+    pub(crate) started: Option<Instant>,
+    pub(crate) timeout: Duration,
+}
+
+impl Entry {
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        let started = self.started;
+        started.is_some_and(|started| now.saturating_duration_since(started) >= self.timeout)
+    }
+}
+
 /// A collective or a message under way, or its outcome.
 pub struct Operation {
     group: Arc<Group>,
-    sequence: u64,
-    bytes: u64,
-    signature: Signature,
-    shape: Shape,
-    started: Instant,
-    timeout: Duration,
+    entry: Entry,
     state: AtomicU8,
-    result: OnceLock<Result<(), Error>>,
-    nanos: AtomicU64,
+    error: OnceLock<Error>,
     completion: Mutex<Option<Box<dyn Completion>>>,
     message: Option<Message>,
     cause: OnceLock<Error>,
@@ -47,48 +61,52 @@ pub struct Operation {
 
 const RUNNING: u8 = 0;
 const ENDING: u8 = 1;
-const ENDED: u8 = 2;
+const SUCCEEDED: u8 = 2;
+const FAILED: u8 = 3;
 
 impl Operation {
-    #[allow(clippy::too_many_arguments, reason = "each is a field")]
     pub(crate) fn new(
         group: Arc<Group>,
-        signature: Signature,
-        shape: Shape,
-        sequence: u64,
-        bytes: u64,
-        timeout: Duration,
+        entry: Entry,
         completion: Option<Box<dyn Completion>>,
         message: Option<Message>,
     ) -> Operation {
         Operation {
             group,
-            signature,
-            shape,
-            sequence,
-            bytes,
-            started: Instant::now(),
-            timeout,
+            entry,
             state: AtomicU8::new(RUNNING),
-            result: OnceLock::new(),
-            nanos: AtomicU64::new(0),
+            error: OnceLock::new(),
             completion: Mutex::new(completion),
             message,
             cause: OnceLock::new(),
         }
     }
 
+    /// One that has ended already.
+    pub(crate) fn ended(group: Arc<Group>, entry: Entry, result: Result<(), Error>) -> Operation {
+        let mut operation = Operation::new(group, entry, None, None);
+        let state = match result {
+            Ok(()) => SUCCEEDED,
+            Err(error) => {
+                let _ = operation.error.set(error);
+                FAILED
+            }
+        };
+        *operation.state.get_mut() = state;
+        operation
+    }
+
     /// Whether it has ended, well or not.
     pub fn is_completed(&self) -> bool {
-        self.state.load(Ordering::Acquire) == ENDED
+        self.state.load(Ordering::Acquire) >= SUCCEEDED
     }
 
     /// How it ended; `None` while it runs.
     pub fn result(&self) -> Option<Result<(), Error>> {
-        if self.is_completed() {
-            self.result.get().cloned()
-        } else {
-            None
+        match self.state.load(Ordering::Acquire) {
+            SUCCEEDED => Some(Ok(())),
+            FAILED => Some(Err(self.error.get().expect("set before the state").clone())),
+            _ => None,
         }
     }
 
@@ -104,11 +122,15 @@ impl Operation {
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let _waiting = Background::get().waiting();
         let mut stamp = 0;
+        // A message moves on links; the collectives that may wait behind it matter less.
+        let stride = if self.message.is_some() { 16 } else { 1 };
+        let mut looks = 0u32;
         let waited = wait(
             self.group.fabric(),
             self.group.is_crowded(),
             || {
-                if !self.is_completed() {
+                looks = looks.wrapping_add(1);
+                if looks.is_multiple_of(stride) && !self.is_completed() {
                     self.group.advance_lane();
                 }
                 match self.result() {
@@ -153,39 +175,20 @@ impl Operation {
     /// Sequence number in its group: of the collective, or of the last collective before a
     /// message.
     pub fn sequence(&self) -> u64 {
-        self.sequence
+        self.entry.sequence
     }
 
-    /// Time from start to end, once it has ended.
-    pub fn duration(&self) -> Option<Duration> {
-        self.is_completed()
-            .then(|| Duration::from_nanos(self.nanos.load(Ordering::Relaxed)))
-    }
-
-    pub(crate) fn element_size(&self) -> usize {
-        self.signature.dtype.map_or(1, |dtype| dtype.size())
-    }
-
-    pub(crate) fn kind(&self) -> Kind {
-        self.signature.kind
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     pub(crate) fn message(&self) -> Option<&Message> {
         self.message.as_ref()
     }
 
-    pub(crate) fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
-    pub(crate) fn is_late(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.started) >= self.timeout
-    }
-
     /// Group, operation, sequence number, shape, dtype.
     pub(crate) fn context(&self) -> String {
-        self.group
-            .context(&self.signature, self.shape, self.sequence)
+        self.group.context(&self.entry)
     }
 
     /// Says how it will have failed once its transfer is cancelled, which ends it.
@@ -205,13 +208,10 @@ impl Operation {
         if started.is_err() {
             return;
         }
-        let elapsed = self.started.elapsed();
-        self.nanos
-            .store(elapsed.as_nanos() as u64, Ordering::Relaxed);
-        if result.is_ok() {
-            self.group
-                .stats()
-                .add(self.signature.kind, self.bytes, elapsed);
+        if let (Ok(()), Some(started)) = (&result, self.entry.started) {
+            let kind = self.entry.signature.kind;
+            let stats = self.group.stats();
+            stats.add(kind, self.entry.bytes, started.elapsed());
         }
         let completion = self
             .completion
@@ -221,8 +221,14 @@ impl Operation {
         if let Some(completion) = completion {
             completion.complete(&result);
         }
-        let _ = self.result.set(result);
-        self.state.store(ENDED, Ordering::Release);
+        let state = match result {
+            Ok(()) => SUCCEEDED,
+            Err(error) => {
+                let _ = self.error.set(error);
+                FAILED
+            }
+        };
+        self.state.store(state, Ordering::Release);
         self.group.fabric().ring_own();
     }
 }

@@ -1,7 +1,7 @@
 //! How threads wait, and the thread that moves operations nobody waits for.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -189,24 +189,29 @@ impl Background {
                 .thread()
                 .clone()
         });
-        if self.parked.swap(false, Ordering::SeqCst) || urgent {
+        // The work was added under the locks under which the thread looks for it before it parks:
+        // so that thread sees the work, or this one sees it parked.
+        if urgent || self.parked.load(Ordering::Acquire) {
+            self.parked.store(false, Ordering::Release);
             thread.unpark();
         }
+    }
+
+    fn list(&self) -> Vec<Arc<dyn Work>> {
+        let list = self.work.lock().expect("no panic while the list is held");
+        list.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn run(&self, fabric: &'static Fabric) {
         let mut last_pending = Instant::now();
         while !is_forked() {
             let now = Instant::now();
-            let list: Vec<_> = {
-                let list = self.work.lock().expect("no panic while the list is held");
-                list.iter().filter_map(Weak::upgrade).collect()
-            };
+            let list = self.list();
             let pending = list.iter().any(|work| work.is_pending());
             if !pending && now - last_pending > ALERT {
                 self.parked.store(true, Ordering::SeqCst);
-                if !list.iter().any(|work| work.is_pending()) {
-                    drop(list);
+                drop(list);
+                if !self.list().iter().any(|work| work.is_pending()) {
                     std::thread::park();
                 }
                 self.parked.store(false, Ordering::SeqCst);

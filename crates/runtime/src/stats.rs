@@ -19,15 +19,26 @@ pub struct Stat {
     /// Bytes that this rank wrote for them: results, and copies to and from shared memory.
     /// Counted over `shm` alone.
     pub written: u64,
-    /// Time from the start to the end of each operation.
+    /// Time from the start to the end of each operation; of small synchronous collectives one in
+    /// 16 is timed and stands for the others, as the clock would cost a good part of their time.
     pub time: Duration,
 }
 
+/// Largest collective that need not be timed, in bytes.
+pub(crate) const SAMPLED_BYTES: usize = 4 << 10;
+/// One in so many of them is.
+const SAMPLE: u64 = 16;
+
 #[derive(Default)]
 struct Sums {
-    calls: AtomicU64,
     bytes: AtomicU64,
+    /// Operations that were all timed, and their time.
+    timed: AtomicU64,
     nanos: AtomicU64,
+    /// Operations of which some were timed, the number of these, and the time of these.
+    sampled: AtomicU64,
+    samples: AtomicU64,
+    sample_nanos: AtomicU64,
 }
 
 /// The counters of a group.
@@ -37,23 +48,44 @@ pub(crate) struct Stats([Sums; Kind::ALL.len()]);
 impl Stats {
     pub(crate) fn add(&self, kind: Kind, bytes: u64, time: Duration) {
         let sums = &self.0[kind as usize];
-        sums.calls.fetch_add(1, Ordering::Relaxed);
         sums.bytes.fetch_add(bytes, Ordering::Relaxed);
-        sums.nanos
-            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        sums.timed.fetch_add(1, Ordering::Relaxed);
+        let nanos = time.as_nanos() as u64;
+        sums.nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    /// Whether the next small collective is to be timed.
+    pub(crate) fn is_sample(&self, kind: Kind) -> bool {
+        let sampled = &self.0[kind as usize].sampled;
+        sampled.load(Ordering::Relaxed).is_multiple_of(SAMPLE)
+    }
+
+    /// Adds a small collective, timed if it was to be.
+    pub(crate) fn add_sampled(&self, kind: Kind, bytes: u64, time: Option<Duration>) {
+        let sums = &self.0[kind as usize];
+        sums.bytes.fetch_add(bytes, Ordering::Relaxed);
+        sums.sampled.fetch_add(1, Ordering::Relaxed);
+        if let Some(time) = time {
+            sums.samples.fetch_add(1, Ordering::Relaxed);
+            let nanos = time.as_nanos() as u64;
+            sums.sample_nanos.fetch_add(nanos, Ordering::Relaxed);
+        }
     }
 
     /// `written` tells the bytes written by kind.
     pub(crate) fn list(&self, transport: &'static str, written: impl Fn(Kind) -> u64) -> Vec<Stat> {
         let stats = Kind::ALL.iter().map(|&kind| {
             let sums = &self.0[kind as usize];
+            let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let sampled = load(&sums.sampled);
+            let mean = load(&sums.sample_nanos) as f64 / load(&sums.samples).max(1) as f64;
             Stat {
                 kind,
                 transport,
-                calls: sums.calls.load(Ordering::Relaxed),
-                bytes: sums.bytes.load(Ordering::Relaxed),
+                calls: load(&sums.timed) + sampled,
+                bytes: load(&sums.bytes),
                 written: written(kind),
-                time: Duration::from_nanos(sums.nanos.load(Ordering::Relaxed)),
+                time: Duration::from_nanos(load(&sums.nanos) + (mean * sampled as f64) as u64),
             }
         });
         stats.filter(|stat| stat.calls > 0).collect()
