@@ -194,10 +194,8 @@ fn measure(group: &Communicator, op: &str, size: usize, options: &Options) -> f6
             ping_pong(group, input, output, size);
             return;
         }
-        // SAFETY: the memory lives until the end of this function, and the call is
-        // synchronous.
-        let operation = unsafe { group.collective(make(), None) }.expect("the call is right");
-        operation.wait(None).expect("the collective succeeds");
+        // SAFETY: the memory lives until the end of this function.
+        unsafe { group.run(make()) }.expect("the collective succeeds");
     };
     one();
     let begin = Instant::now();
@@ -216,9 +214,7 @@ fn measure(group: &Communicator, op: &str, size: usize, options: &Options) -> f6
         ..call(Kind::Broadcast, None, from, to)
     };
     // SAFETY: as above.
-    unsafe { group.collective(share, None) }
-        .and_then(|operation| operation.wait(None))
-        .expect("the count is shared");
+    unsafe { group.run(share) }.expect("the count is shared");
     let count = std::hint::black_box(&count)[0];
     let mut blocks: Vec<f64> = (0..BLOCKS)
         .map(|_| {

@@ -66,6 +66,8 @@ pub struct Pieces {
     segments: SmallVec<[Segment; 4]>,
     /// End of each piece in `segments`.
     ends: SmallVec<[u32; 4]>,
+    /// Of all segments.
+    bytes: usize,
 }
 
 impl Pieces {
@@ -95,6 +97,7 @@ impl Pieces {
     /// Adds a segment to the piece being built.
     pub fn push(&mut self, ptr: *mut u8, bytes: usize) {
         self.segments.push(Segment { ptr, bytes });
+        self.bytes += bytes;
     }
 
     /// Ends the piece being built; it may be empty.
@@ -123,12 +126,15 @@ impl Pieces {
 
     /// Bytes of piece `index`.
     pub fn piece_bytes(&self, index: usize) -> usize {
+        if self.ends.len() == 1 && index == 0 {
+            return self.bytes;
+        }
         self.piece(index).iter().map(|segment| segment.bytes).sum()
     }
 
     /// Bytes of all pieces.
     pub fn bytes(&self) -> usize {
-        self.segments.iter().map(|segment| segment.bytes).sum()
+        self.bytes
     }
 
     /// The pieces in memory that was [`Deferred`].

@@ -270,6 +270,31 @@ impl Communicator {
         unsafe { self.start(job, bytes, completion) }
     }
 
+    /// Runs a collective to its end.
+    ///
+    /// # Errors
+    /// Wrong arguments, a group that cannot be used, or how the collective failed.
+    ///
+    /// # Safety
+    /// As [`Communicator::collective`].
+    pub unsafe fn run(&self, call: Call) -> Result<(), Error> {
+        let group = &self.group;
+        group.check_usable(call.kind.name())?;
+        let (signature, reducer) = check(&call, self.rank(), self.size())?;
+        let bytes = call.input.bytes().max(call.output.bytes());
+        let mut job = Job {
+            call,
+            signature,
+            reducer,
+        };
+        job.call.asynchronous = false;
+        if let Some(mut entry) = group.take_lane(&job, bytes) {
+            return group.run_here(&mut entry, &job);
+        }
+        // SAFETY: passed on.
+        unsafe { self.start(job, bytes, None) }?.wait(None)
+    }
+
     /// Waits until all ranks are about to carry out `call`, by other means than the host's, and
     /// mean the same by it.
     ///
@@ -311,28 +336,18 @@ impl Communicator {
     ) -> Result<Arc<Operation>, Error> {
         let group = &self.group;
         let asynchronous = job.call.asynchronous;
-        let mut lane = group.lane();
-        let sequence = group.sequence.load(Ordering::Relaxed) + 1;
-        // The lane is held: nobody else counts.
-        group.sequence.store(sequence, Ordering::Relaxed);
-        let mut entry = Entry {
-            signature: job.signature,
-            shape: job.call.shape,
-            sequence,
-            bytes: bytes as u64,
-            started: None,
-            timeout: job.call.timeout.unwrap_or_else(|| self.timeout()),
-        };
-        if !asynchronous && !lane.running && lane.is_empty() {
-            lane.running = true;
-            drop(lane);
+        if !asynchronous && let Some(mut entry) = group.take_lane(&job, bytes) {
             let result = group.run_here(&mut entry, &job);
             if let Some(completion) = completion {
                 completion.complete(&result);
             }
             return Ok(Arc::new(Operation::ended(group.clone(), entry, result)));
         }
-        entry.started = Some(Instant::now());
+        let mut lane = group.lane();
+        let entry = Entry {
+            started: Some(Instant::now()),
+            ..group.enter(&lane, &job, bytes)
+        };
         let operation = Arc::new(Operation::new(group.clone(), entry, completion, None));
         lane.queue.push_back((operation.clone(), job));
         let backlog = lane.queue.len();
@@ -727,6 +742,33 @@ impl Group {
     }
 
     // ---- running collectives ----
+
+    /// Counts a collective. Whoever holds the lane may.
+    fn enter(&self, _lane: &Lane, job: &Job, bytes: usize) -> Entry {
+        let sequence = self.sequence.load(Ordering::Relaxed) + 1;
+        self.sequence.store(sequence, Ordering::Relaxed);
+        Entry {
+            signature: job.signature,
+            shape: job.call.shape,
+            sequence,
+            bytes: bytes as u64,
+            started: None,
+            timeout: job
+                .call
+                .timeout
+                .unwrap_or_else(|| Duration::from_millis(self.timeout.load(Ordering::Relaxed))),
+        }
+    }
+
+    /// Takes the lane for a synchronous collective, unless others come first.
+    fn take_lane(&self, job: &Job, bytes: usize) -> Option<Entry> {
+        let mut lane = self.lane();
+        if lane.running || !lane.is_empty() {
+            return None;
+        }
+        lane.running = true;
+        Some(self.enter(&lane, job, bytes))
+    }
 
     /// Runs a collective on the caller's thread, which has taken the lane, and gives the lane
     /// back.

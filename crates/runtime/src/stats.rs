@@ -35,8 +35,9 @@ struct Sums {
     /// Operations that were all timed, and their time.
     timed: AtomicU64,
     nanos: AtomicU64,
-    /// Operations of which some were timed, the number of these, and the time of these.
+    /// Operations of which some were timed, and their bytes; the number of those, and their time.
     sampled: AtomicU64,
+    sampled_bytes: AtomicU64,
     samples: AtomicU64,
     sample_nanos: AtomicU64,
 }
@@ -60,15 +61,18 @@ impl Stats {
         sampled.load(Ordering::Relaxed).is_multiple_of(SAMPLE)
     }
 
-    /// Adds a small collective, timed if it was to be.
+    /// Adds a small collective, timed if it was to be. One thread at a time may call it.
     pub(crate) fn add_sampled(&self, kind: Kind, bytes: u64, time: Option<Duration>) {
         let sums = &self.0[kind as usize];
-        sums.bytes.fetch_add(bytes, Ordering::Relaxed);
-        sums.sampled.fetch_add(1, Ordering::Relaxed);
+        let add = |counter: &AtomicU64, amount| {
+            let before = counter.load(Ordering::Relaxed);
+            counter.store(before + amount, Ordering::Relaxed);
+        };
+        add(&sums.sampled_bytes, bytes);
+        add(&sums.sampled, 1);
         if let Some(time) = time {
-            sums.samples.fetch_add(1, Ordering::Relaxed);
-            let nanos = time.as_nanos() as u64;
-            sums.sample_nanos.fetch_add(nanos, Ordering::Relaxed);
+            add(&sums.samples, 1);
+            add(&sums.sample_nanos, time.as_nanos() as u64);
         }
     }
 
@@ -83,7 +87,7 @@ impl Stats {
                 kind,
                 transport,
                 calls: load(&sums.timed) + sampled,
-                bytes: load(&sums.bytes),
+                bytes: load(&sums.bytes) + load(&sums.sampled_bytes),
                 written: written(kind),
                 time: Duration::from_nanos(load(&sums.nanos) + (mean * sampled as f64) as u64),
             }

@@ -1,6 +1,7 @@
 //! The instruction sets that kernels are compiled for.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use super::kernel::{Operand, Operands};
 use super::operator::Operator;
@@ -18,7 +19,9 @@ impl Isa {
 
     /// The best one that this CPU has.
     pub fn best() -> Isa {
-        Isa::available().next_back().unwrap_or(Isa(Level::Baseline))
+        static BEST: LazyLock<Isa> =
+            LazyLock::new(|| Isa::available().next_back().unwrap_or(Isa(Level::Baseline)));
+        *BEST
     }
 }
 

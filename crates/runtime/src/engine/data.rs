@@ -230,15 +230,20 @@ impl<'a> Data<'a> {
         let reducer = self.job.reducer.expect("reductions are given one");
         let size = call.dtype.size();
         let divisor = Some(self.ranks as u32);
-        let data: SmallVec<[*const u8; 16]> = (0..self.ranks)
-            .map(|rank| {
-                if rank == self.me {
-                    std::ptr::null()
-                } else {
-                    data(rank)
-                }
-            })
-            .collect();
+        // One after the other: to collect them would move them once more.
+        let mut sources: SmallVec<[*const u8; 16]> = SmallVec::new();
+        for rank in 0..self.ranks {
+            sources.push(std::ptr::null());
+            if rank != self.me {
+                sources[rank] = data(rank);
+            }
+        }
+        let mut targets: SmallVec<[*mut u8; 16]> = SmallVec::new();
+        targets.push(std::ptr::null_mut());
+        for &copy in copies {
+            targets.push(copy);
+        }
+        let mut done = 0;
         walk(
             call.input.piece(input.0),
             input.1 + offset,
@@ -249,13 +254,16 @@ impl<'a> Data<'a> {
                     offset + at,
                     count,
                     |to, inner, count| {
-                        let at = at + inner;
-                        let mut sources: SmallVec<[*const u8; 16]> =
-                            data.iter().map(|data| data.wrapping_add(at)).collect();
+                        let step = at + inner - done;
+                        done += step;
+                        for source in &mut sources {
+                            *source = source.wrapping_add(step);
+                        }
+                        for target in &mut targets {
+                            *target = target.wrapping_add(step);
+                        }
                         sources[self.me] = own.wrapping_add(inner);
-                        let mut targets: SmallVec<[*mut u8; 16]> = SmallVec::new();
-                        targets.push(to);
-                        targets.extend(copies.iter().map(|copy| copy.wrapping_add(at)));
+                        targets[0] = to;
                         // SAFETY: the sources are published and stay until this rank says that it has
                         // read them; the targets are this rank's output and shared memory granted
                         // to it; a target is at most the same as one source.

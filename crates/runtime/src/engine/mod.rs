@@ -114,6 +114,13 @@ pub(crate) fn walk(
     bytes: usize,
     mut visit: impl FnMut(*mut u8, usize, usize),
 ) {
+    if let [only] = segments
+        && offset < only.bytes
+        && bytes > 0
+    {
+        let run = bytes.min(only.bytes - offset);
+        return visit(only.ptr.wrapping_add(offset), 0, run);
+    }
     let mut done = 0;
     while done < bytes {
         let Some((ptr, run)) = contiguous(segments, offset + done) else {
