@@ -22,7 +22,7 @@ use crate::engine::local::{self, Local};
 use crate::engine::net::Net;
 use crate::engine::{Failure, Job};
 use crate::fabric::{Fabric, Member, Peer, hash, is_forked, words};
-use crate::link::{Key, LinkError, Mode, Transfer};
+use crate::link::{Key, Link, LinkError, Mode, Transfer};
 use crate::operation::{Completion, Entry, Message, Operation};
 use crate::progress::{Background, Interrupted, Step, Work, is_crowded, wait};
 use crate::stats::{SAMPLED_BYTES, Stat, Stats};
@@ -680,6 +680,12 @@ impl Group {
         self.peers[rank as usize]
             .as_ref()
             .expect("checked to be another rank")
+    }
+
+    /// The link to a rank of this host.
+    pub(crate) fn link_in_memory(&self, rank: u32) -> Option<&Link> {
+        let peer = self.peer(rank);
+        peer.mapping.as_ref().map(|_| &peer.link)
     }
 
     fn notice(&self, urgent: bool) {

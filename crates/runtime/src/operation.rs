@@ -9,7 +9,7 @@ use tpu_dist_collectives::Signature;
 use crate::Error;
 use crate::call::Shape;
 use crate::communicator::Group;
-use crate::link::{Key, Transfer};
+use crate::link::{Key, Link, Transfer};
 use crate::progress::{Background, Interrupted, Step, wait};
 
 /// Told when an operation ends: exactly once, on the thread that ended it, before waiters
@@ -125,17 +125,21 @@ impl Operation {
         // A message moves on links; the collectives that may wait behind it matter less.
         let stride = if self.message.is_some() { 16 } else { 1 };
         let mut looks = 0u32;
+        // Of the peer on this host that it waits for, without being told that there is news.
+        let peer = self.message.as_ref().and_then(|message| message.peer);
+        let link = peer.and_then(|peer| self.group.link_in_memory(peer));
         let waited = wait(
             self.group.fabric(),
             self.group.is_crowded(),
             || {
                 looks = looks.wrapping_add(1);
+                let moved = link.is_some_and(Link::try_progress);
                 if looks.is_multiple_of(stride) && !self.is_completed() {
                     self.group.advance_lane();
                 }
                 match self.result() {
                     Some(result) => Step::Done(result),
-                    None if self.group.has_moved(&mut stamp) => Step::Moved,
+                    None if moved || self.group.has_moved(&mut stamp) => Step::Moved,
                     None => Step::Idle,
                 }
             },
