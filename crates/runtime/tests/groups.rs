@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use tpu_dist_collectives::{DType, Kind, ReduceOp};
 use tpu_dist_runtime::{
     Call, Communicator, DirectoryStore, Error, GroupSpec, MessageCall, Operation, Pieces, Segment,
@@ -110,6 +111,7 @@ fn rank() {
         "values" => values(&group),
         "messages" => messages(&group),
         "withdrawn" => withdrawn(&group),
+        "unreadable" => unreadable(&group),
         "mismatch" => mismatch(&group),
         "timeout" => timeout(&group),
         "killed" => killed(&group),
@@ -576,6 +578,42 @@ fn withdrawn(group: &Communicator) {
     all_reduce(group, &mut [1.0], ReduceOp::Sum).unwrap();
 }
 
+/// A root whose memory has gone is named by the others, and hears of it.
+fn unreadable(group: &Communicator) {
+    const BYTES: usize = 100_000;
+    let broadcast = |input, output, asynchronous| {
+        let call = Call {
+            root: 1,
+            asynchronous,
+            ..call(Kind::Broadcast, None, input, output)
+        };
+        // SAFETY: rank 0's memory lives on; that of rank 1 is read by the kernel alone.
+        unsafe { group.collective(call, None) }.unwrap()
+    };
+    let error = if group.rank() == 1 {
+        let length = BYTES.try_into().unwrap();
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: fresh memory.
+        let memory = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
+        let memory = memory.unwrap();
+        let input = Pieces::one(memory.as_ptr().cast(), BYTES);
+        let operation = broadcast(input, Pieces::new(), true);
+        // SAFETY: this process does not use it.
+        unsafe { munmap(memory, BYTES) }.unwrap();
+        operation.wait(None).unwrap_err().to_string()
+    } else {
+        std::thread::sleep(Duration::from_millis(300));
+        let mut data = vec![0u8; BYTES];
+        let output = Pieces::one(data.as_mut_ptr(), BYTES);
+        let operation = broadcast(Pieces::new(), output, false);
+        operation.wait(None).unwrap_err().to_string()
+    };
+    assert!(
+        error.contains("rank 1 (host") && error.contains("cannot be read"),
+        "{error}"
+    );
+}
+
 fn mismatch(group: &Communicator) {
     let me = group.rank();
     let mut data = vec![1.0f32; if me == 1 { 9 } else { 8 }];
@@ -804,6 +842,16 @@ fn a_send_that_was_given_up_is_not_received() {
     for env in [&[], COPIES, TCP] {
         start("withdrawn", 2, env).finish(&[]);
     }
+}
+
+#[test]
+fn memory_that_cannot_be_read_is_an_error_of_all() {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if scope.is_ok_and(|scope| scope.trim() != "0") {
+        // Ranks do not read each other's memory on such a system.
+        return;
+    }
+    start("unreadable", 2, &[]).finish(&[]);
 }
 
 #[test]
