@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class Stat:
     """Operations of one kind that a group ran over one transport.
 
-    ``seconds`` is the time from the call to the end, summed over the calls; ``bytes``
-    is what this rank's tensors held, ``written`` what this rank wrote for them over shared
-    memory, results and copies: tensors that the group allocated are not copied.
+    ``seconds`` is the time from the call to the end, summed over the calls (of small
+    synchronous collectives one in 16 is timed); ``bytes`` is what this rank's tensors held,
+    ``written`` what this rank wrote for them over shared memory, results and copies: tensors
+    that the group allocated are not copied.
     """
 
     group: str
