@@ -133,7 +133,8 @@ impl Operation {
             self.group.is_crowded(),
             || {
                 looks = looks.wrapping_add(1);
-                let moved = link.is_some_and(Link::try_progress);
+                // Not every time: it takes longer than a look, and the peer may need this core.
+                let moved = looks.is_multiple_of(4) && link.is_some_and(Link::try_progress);
                 if looks.is_multiple_of(stride) && !self.is_completed() {
                     self.group.advance_lane();
                 }
